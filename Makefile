@@ -1,0 +1,28 @@
+# `make demo` and `make test` do everything from a fresh clone; all they need is Python 3.11 or newer.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo test lint venv clean
+.DELETE_ON_ERROR:
+
+demo: venv  ## Appendix B's two sentences: incoherent without registers, coherent with them
+	$(BIN)/python examples/cat_dog.py
+
+test: venv lint  ## style, types and every test that needs no accelerator
+	$(BIN)/python -m pytest -m "not gpu and not slow"
+
+lint: venv
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+venv: .venv/ready  ## .venv with the pinned versions and this package, editable
+
+.venv/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+clean:
+	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache build dist

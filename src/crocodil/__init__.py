@@ -1,0 +1,59 @@
+"""CRoCoDiL: masked diffusion for language, guided by a bank of continuous registers."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from crocodil.checkpoints import load_llada, load_model, load_qwen3_embedding, save_model
+    from crocodil.models.demasker import Demasker
+    from crocodil.models.llada import LLaDA
+    from crocodil.models.register_denoiser import RegisterDenoiser
+    from crocodil.models.register_encoder import RegisterEncoder
+    from crocodil.processes.masking import DecodePlan
+    from crocodil.samplers import Cost, Decoding, decode
+    from crocodil.seeding import Streams
+
+_HOMES = {
+    "Cost": "samplers",
+    "DecodePlan": "processes.masking",
+    "Decoding": "samplers",
+    "Demasker": "models.demasker",
+    "LLaDA": "models.llada",
+    "RegisterDenoiser": "models.register_denoiser",
+    "RegisterEncoder": "models.register_encoder",
+    "Streams": "seeding",
+    "decode": "samplers",
+    "load_llada": "checkpoints",
+    "load_model": "checkpoints",
+    "load_qwen3_embedding": "checkpoints",
+    "save_model": "checkpoints",
+}
+
+__all__ = [
+    "Cost",
+    "DecodePlan",
+    "Decoding",
+    "Demasker",
+    "LLaDA",
+    "RegisterDenoiser",
+    "RegisterEncoder",
+    "Streams",
+    "decode",
+    "load_llada",
+    "load_model",
+    "load_qwen3_embedding",
+    "save_model",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first used: torch and transformers take seconds to load."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'crocodil' has no attribute {name!r}")
+    return getattr(import_module(f"crocodil.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,384 @@
+"""Weights on disk: LLaDA's and Qwen3-Embedding's checkpoints, and this project's own format.
+
+Weights load exactly or not at all: every tensor of a file is accounted for by name and shape, or one line
+says which is not. Only safetensors are read; no pickle, no code from a checkpoint, no network.
+"""
+
+import dataclasses
+import json
+import os
+import shutil
+import tempfile
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from crocodil.models.demasker import Demasker, DemaskerConfig
+from crocodil.models.llada import LLaDA, LLaDAConfig
+from crocodil.models.register_denoiser import RegisterDenoiser, RegisterDenoiserConfig
+from crocodil.models.register_encoder import RegisterEncoder, RegisterEncoderConfig
+
+StrPath: TypeAlias = str | os.PathLike[str]
+Device: TypeAlias = str | torch.device
+
+CONFIG_FILE = "config.json"
+WEIGHTS_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+
+
+# ---------------------------------------------------------------- LLaDA
+
+# Our name of a tensor -> LLaDA's. The head and a block's down projection share the leaf name `ff_out`.
+_LLADA_TOP = {"embed": "wte", "norm": "ln_f", "head": "ff_out"}
+_LLADA_BLOCK = {
+    "attn_norm": "attn_norm",
+    "query": "q_proj",
+    "key": "k_proj",
+    "value": "v_proj",
+    "attn_out": "attn_out",
+    "ff_norm": "ff_norm",
+    "gate": "ff_proj",
+    "up": "up_proj",
+    "down": "ff_out",
+}
+
+# What LLaDA's format can say and this implementation does not vary.
+_LLADA_FIXED = {
+    "model_type": "llada",
+    "block_type": "llama",
+    "block_group_size": 1,
+    "activation_type": "silu",
+    "layer_norm_type": "rms",
+    "layer_norm_with_affine": True,
+    "attention_layer_norm": False,
+    "bias_for_layer_norm": False,
+    "include_bias": False,
+    "include_qkv_bias": False,
+    "input_emb_norm": False,
+    "rope": True,
+    "alibi": False,
+    "scale_logits": False,
+}
+
+
+def load_llada(directory: StrPath, *, dtype: torch.dtype | None = None, device: Device = "cpu") -> LLaDA:
+    """LLaDA from its public format: config.json and safetensors, one file or an index of shards."""
+    directory = Path(directory)
+    config = llada_config(_read_json(directory / CONFIG_FILE), source=directory / CONFIG_FILE)
+    with torch.device("meta"):
+        model = LLaDA(config)
+    return _load(model, _stored_tensors(directory), rename=llada_name, dtype=dtype, device=device)
+
+
+def llada_name(name: str) -> str:
+    """LLaDA's name of one of our tensors."""
+    *path, module, leaf = name.split(".")
+    if path:
+        _, index = path
+        return f"model.transformer.blocks.{index}.{_LLADA_BLOCK[module]}.{leaf}"
+    return f"model.transformer.{_LLADA_TOP[module]}.{leaf}"
+
+
+def llada_config(values: Mapping[str, Any], *, source: object = CONFIG_FILE) -> LLaDAConfig:
+    """Our config from the contents of LLaDA's config.json; `source` is named in errors."""
+    for name, expected in _LLADA_FIXED.items():
+        if values.get(name, expected) != expected:
+            raise ValueError(f"{source}: {name} is {values[name]!r}; only {expected!r} is implemented")
+    try:
+        return LLaDAConfig(
+            vocab_size=values.get("embedding_size") or values["vocab_size"],
+            width=values["d_model"],
+            num_layers=values["n_layers"],
+            num_heads=values["n_heads"],
+            num_kv_heads=_num_kv_heads(values),
+            mlp_width=values.get("mlp_hidden_size") or values["mlp_ratio"] * values["d_model"],
+            rope_theta=float(values.get("rope_theta", 10_000.0)),
+            norm_eps=values.get("rms_norm_eps", 1e-5),
+            tied_head=values.get("weight_tying", False),
+            max_length=values["max_sequence_length"],
+            mask_id=values["mask_token_id"],
+            eos_id=values["eos_token_id"],
+            pad_id=values["pad_token_id"],
+        )
+    except KeyError as missing:
+        raise ValueError(f"{source} has no {missing}") from None
+
+
+def _num_kv_heads(values: Mapping[str, Any]) -> int:
+    if values.get("multi_query_attention"):
+        return 1
+    return values.get("n_kv_heads") or values["n_heads"]
+
+
+# ---------------------------------------------------------------- Qwen3-Embedding
+
+
+def load_qwen3_embedding(
+    directory: StrPath,
+    *,
+    num_registers: int,
+    generator: torch.Generator,
+    register_width: int | None = None,
+    end_id: int | None = None,
+    dtype: torch.dtype | None = None,
+    device: Device = "cpu",
+) -> RegisterEncoder:
+    """A register encoder on a local Qwen3-Embedding folder; its registers are fresh, from `generator`.
+
+    Registers are as wide as the backbone, and the summary is read at the model's end-of-sequence token,
+    unless told otherwise.
+    """
+    directory = Path(directory)
+    values = _read_json(directory / CONFIG_FILE)
+    config = qwen3_config(
+        values,
+        source=directory / CONFIG_FILE,
+        num_registers=num_registers,
+        register_width=register_width,
+        end_id=end_id,
+    )
+    with torch.device("meta"):
+        encoder = RegisterEncoder(config)
+    stored = _stored_tensors(directory)
+    stored.pop("lm_head.weight", None)  # some exports of the same model keep a head; no embedding needs it
+    prefix = "model." if "model.embed_tokens.weight" in stored else ""
+    _load(encoder.backbone, stored, rename=lambda name: prefix + name, dtype=dtype, device=device)
+    like = encoder.backbone.embed_tokens.weight
+    encoder.suffix = nn.Parameter(torch.empty_like(encoder.suffix, device=device, dtype=like.dtype))
+    if encoder.register_map is not None:
+        encoder.register_map.to_empty(device=device).to(like.dtype)
+    return encoder.init_registers(generator)
+
+
+def qwen3_config(
+    values: Mapping[str, Any],
+    *,
+    source: object = CONFIG_FILE,
+    num_registers: int,
+    register_width: int | None = None,
+    end_id: int | None = None,
+) -> RegisterEncoderConfig:
+    """Our config from the contents of Qwen3's config.json; `source` is named in errors."""
+    rope = values.get("rope_parameters") or values.get("rope_scaling") or {}
+    fixed = {
+        "model_type": (values.get("model_type"), "qwen3"),
+        "hidden_act": (values.get("hidden_act", "silu"), "silu"),
+        "attention_bias": (values.get("attention_bias", False), False),
+        "use_sliding_window": (values.get("use_sliding_window", False), False),
+        "rope type": (rope.get("rope_type", "default"), "default"),
+    }
+    for name, (found, expected) in fixed.items():
+        if found != expected:
+            raise ValueError(f"{source}: {name} is {found!r}; only {expected!r} is implemented")
+    try:
+        return RegisterEncoderConfig(
+            vocab_size=values["vocab_size"],
+            width=values["hidden_size"],
+            num_layers=values["num_hidden_layers"],
+            num_heads=values["num_attention_heads"],
+            num_kv_heads=values["num_key_value_heads"],
+            head_width=values["head_dim"],
+            mlp_width=values["intermediate_size"],
+            rope_theta=float(rope["rope_theta"] if "rope_theta" in rope else values["rope_theta"]),
+            norm_eps=values["rms_norm_eps"],
+            max_length=values["max_position_embeddings"],
+            end_id=values["eos_token_id"] if end_id is None else end_id,
+            num_registers=num_registers,
+            register_width=register_width or values["hidden_size"],
+        )
+    except KeyError as missing:
+        raise ValueError(f"{source} has no {missing}") from None
+
+
+# ---------------------------------------------------------------- our own format
+
+FORMAT = "crocodil"
+FORMAT_VERSION = 1
+
+_KINDS: dict[str, tuple[Callable[[Any], nn.Module], type]] = {
+    "LLaDA": (LLaDA, LLaDAConfig),
+    "Demasker": (Demasker, DemaskerConfig),
+    "RegisterEncoder": (RegisterEncoder, RegisterEncoderConfig),
+    "RegisterDenoiser": (RegisterDenoiser, RegisterDenoiserConfig),
+}
+
+Model: TypeAlias = LLaDA | Demasker | RegisterEncoder | RegisterDenoiser
+
+
+def save_model(model: Model, directory: StrPath) -> None:
+    """Write a model as config.json and model.safetensors; the directory appears whole or not at all."""
+    directory = Path(directory)
+    if directory.exists():
+        raise ValueError(f"{directory} exists: models are never overwritten, choose another directory")
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
+    try:
+        weights = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
+        save_file(weights, unfinished / WEIGHTS_FILE)
+        description = {
+            "format": FORMAT,
+            "format_version": FORMAT_VERSION,
+            "kind": type(model).__name__,
+            "config": dataclasses.asdict(model.config),
+        }
+        (unfinished / CONFIG_FILE).write_text(json.dumps(description, indent=2) + "\n")
+        for file in unfinished.iterdir():
+            _flush(file)
+        unfinished.chmod(0o755)
+        unfinished.rename(directory)
+        _flush(directory.parent)
+    except BaseException:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        raise
+
+
+def load_model(directory: StrPath, *, dtype: torch.dtype | None = None, device: Device = "cpu") -> Model:
+    """A model that `save_model` wrote."""
+    directory = Path(directory)
+    source = directory / CONFIG_FILE
+    description = _read_json(source)
+    if description.get("format") != FORMAT:
+        raise ValueError(f"{source} is not in this project's format (for LLaDA's own, use load_llada)")
+    if description.get("format_version") != FORMAT_VERSION:
+        version = description.get("format_version")
+        raise ValueError(f"{source} has format version {version}; this crocodil reads {FORMAT_VERSION}")
+    kind = description.get("kind")
+    if kind not in _KINDS:
+        raise ValueError(f"{source}: unknown kind of model {kind!r}, known are {', '.join(_KINDS)}")
+    build, config_class = _KINDS[kind]
+    config = _config_from_json(config_class, description.get("config"), source)
+    with torch.device("meta"):
+        model = build(config)
+    return _load(model, _stored_tensors(directory), rename=lambda name: name, dtype=dtype, device=device)
+
+
+def _config_from_json(config_class: type, values: Any, source: Path) -> Any:
+    """The frozen config with exactly these values; a field more or less is an error."""
+    if not isinstance(values, dict):
+        raise ValueError(f"{source}: expected the fields of {config_class.__name__}, found {values!r}")
+    types = typing.get_type_hints(config_class)
+    if differ := set(types) ^ set(values):
+        raise ValueError(f"{source}: fields of {config_class.__name__} differ: {', '.join(sorted(differ))}")
+    fields = {
+        name: _config_from_json(types[name], value, source)
+        if dataclasses.is_dataclass(types[name])
+        else value
+        for name, value in values.items()
+    }
+    return config_class(**fields)
+
+
+def _flush(path: Path) -> None:
+    """Ask the disk to keep it, so that a power cut cannot leave a name without its bytes."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+# ---------------------------------------------------------------- exact loading
+
+Stored: TypeAlias = dict[str, Path]  # a tensor's name -> the file that holds it
+
+
+def _load(
+    model: Any, stored: Stored, *, rename: Callable[[str], str], dtype: torch.dtype | None, device: Device
+) -> Any:
+    """Give a model built on the meta device its weights; `rename` is our name -> the stored one."""
+    expected = {rename(name): tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    if missing := sorted(set(expected) - set(stored)):
+        raise ValueError(f"{_where(stored.values())} lacks {_listed(missing)}")
+    if unexpected := sorted(set(stored) - set(expected)):
+        raise ValueError(
+            f"{stored[unexpected[0]]} holds what this model has no place for: {_listed(unexpected)}"
+        )
+    weights: dict[str, Tensor] = {}
+    for file in sorted(set(stored.values())):
+        names = [name for name, holder in stored.items() if holder == file]
+        weights |= _read_tensors(file, {name: expected[name] for name in names}, dtype, device)
+    model.load_state_dict(
+        {name: weights[rename(name)] for name in model.state_dict()}, strict=True, assign=True
+    )
+    return model
+
+
+def _read_tensors(
+    file: Path, shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype | None, device: Device
+) -> dict[str, Tensor]:
+    tensors = {}
+    with _opened(file) as handle:
+        for name, shape in shapes.items():
+            found = tuple(handle.get_slice(name).get_shape())
+            if found != shape:
+                raise ValueError(f"{file}: {name} has shape {found}, the config asks for {shape}")
+            tensors[name] = handle.get_tensor(name).to(device=device, dtype=dtype)
+    return tensors
+
+
+def _stored_tensors(directory: Path) -> Stored:
+    """Every tensor of a checkpoint and its file, as the files themselves say."""
+    index, single = directory / INDEX_FILE, directory / WEIGHTS_FILE
+    if index.exists():
+        return _indexed_tensors(index)
+    if single.exists():
+        return dict.fromkeys(_names_in(single), single)
+    if pickles := sorted([*directory.glob("*.bin"), *directory.glob("*.pt"), *directory.glob("*.pth")]):
+        raise ValueError(f"{pickles[0]} is a pickle, which can run code: convert it to {WEIGHTS_FILE} first")
+    raise ValueError(f"{directory} has neither {WEIGHTS_FILE} nor {INDEX_FILE}")
+
+
+def _indexed_tensors(index: Path) -> Stored:
+    weight_map = _read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise ValueError(f"{index} has no weight_map")
+    promised: dict[str, set[str]] = {}
+    for name, file_name in weight_map.items():
+        if not isinstance(file_name, str) or Path(file_name).name != file_name:
+            raise ValueError(f"{index}: {name} points at {file_name!r}, which is no file beside the index")
+        promised.setdefault(file_name, set()).add(name)
+    for file_name, names in promised.items():
+        if differ := sorted(names ^ set(_names_in(index.parent / file_name))):
+            raise ValueError(f"{index} and {file_name} disagree about {_listed(differ)}")
+    return {name: index.parent / file_name for name, file_name in weight_map.items()}
+
+
+def _names_in(file: Path) -> list[str]:
+    with _opened(file) as handle:
+        return list(handle.keys())
+
+
+def _opened(file: Path) -> Any:
+    if not file.is_file():
+        raise ValueError(f"{file} is missing")
+    try:
+        return safe_open(file, framework="pt")
+    except SafetensorError as error:
+        raise ValueError(f"{file} is damaged or cut short: {error}") from error
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    if not file.is_file():
+        raise ValueError(f"{file} is missing")
+    try:
+        values = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{file} is not JSON: {error}") from error
+    if not isinstance(values, dict):
+        raise ValueError(f"{file} holds no JSON object")
+    return values
+
+
+def _where(files: Iterable[Path]) -> str:
+    return ", ".join(sorted({str(file.parent) for file in files})) or "the checkpoint"
+
+
+def _listed(names: list[str]) -> str:
+    shown = ", ".join(names[:3])
+    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"

@@ -1,0 +1,147 @@
+"""The guided demasker f_theta(x_t, z_0): LLaDA with a prefix of registers before the text (App. C).
+
+    [START, z_1, ..., z_K, END, E(x_t)]
+
+The prefix has a fixed shape. Registers beyond a sample's prefix length are blocked from attention, which
+equals leaving them out (decision D17). Knows nothing of noise, dropout or how registers came about.
+"""
+
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from crocodil.models.llada import LLaDA, LLaDAConfig
+from crocodil.processes.registers import within_prefix
+from crocodil.shapes import Logits, Positions, PrefixLength, RegisterBank, RowLogits, TokenIds
+
+
+@dataclass(frozen=True, kw_only=True)
+class DemaskerConfig:
+    backbone: LLaDAConfig
+    num_registers: int = 128  # Sec. 5
+    register_width: int = 1024  # Sec. 5
+    prefix_axis_share: float = 1 / 8  # of the frequency pairs, the lowest ones (decision D23)
+    literal_positions: bool = False  # the prefix shifts the text, as App. C prints it (decision D16)
+
+    def __post_init__(self) -> None:
+        if self.num_registers < 1:
+            raise ValueError(f"a demasker is guided by at least one register, not {self.num_registers}")
+        if not 0 <= self.prefix_axis_share <= 1:
+            raise ValueError(f"prefix_axis_share is a share of the pairs, not {self.prefix_axis_share}")
+
+
+class Demasker(nn.Module):
+    def __init__(self, config: DemaskerConfig, backbone: LLaDA | None = None) -> None:
+        super().__init__()
+        if backbone is not None and backbone.config != config.backbone:
+            raise ValueError("config.backbone does not describe the backbone that was given")
+        self.config = config
+        self.backbone = LLaDA(config.backbone) if backbone is None else backbone
+        width = config.backbone.width
+        self.register_map = nn.Linear(config.register_width, width, bias=False)  # decision D6
+        self.boundaries = nn.Parameter(torch.zeros(2, width))  # START and END
+
+    @classmethod
+    def around(cls, backbone: LLaDA, config: DemaskerConfig, generator: torch.Generator) -> "Demasker":
+        """A demasker with the weights of a trained LLaDA and a fresh interface to registers."""
+        like = backbone.embed.weight
+        demasker = cls(config, backbone).to(device=like.device, dtype=like.dtype)
+        return demasker.init_interface(generator)
+
+    def forward(
+        self,
+        noisy_tokens: TokenIds,
+        registers: RegisterBank,
+        *,
+        prefix_length: PrefixLength | None = None,
+        rows: Positions | None = None,
+    ) -> Logits | RowLogits:
+        """Logits at the text positions, or at those in `rows` alone.
+
+        The bank may hold the first registers only (`registers[:, :k]`); `prefix_length` further limits it
+        sample by sample, 0 leaving START and END alone.
+        """
+        num_given = registers.shape[1]
+        if num_given > self.config.num_registers:
+            raise ValueError(f"{num_given} registers for a demasker of {self.config.num_registers}")
+        num_text = noisy_tokens.shape[1]
+        seen = None if prefix_length is None else within_prefix(prefix_length, num_given)
+        embeddings = torch.cat([self._prefix(registers, seen), self.backbone.embed(noisy_tokens)], dim=1)
+        angles = self._angles(num_given, num_text, prefix_length, noisy_tokens.device)
+        key_mask = None
+        if seen is not None:
+            ones = seen.new_ones(len(seen), 1)
+            key_mask = torch.cat([ones, seen, ones.expand(-1, num_text + 1)], dim=1)
+        states = self.backbone.transform(embeddings, angles, key_mask)[:, -num_text:]
+        return self.backbone.logits(states if rows is None else states[rows])
+
+    def init_weights(self, generator: torch.Generator) -> Self:
+        self.backbone.init_weights(generator)
+        return self.init_interface(generator)
+
+    def init_interface(self, generator: torch.Generator) -> Self:
+        """What a loaded LLaDA does not have: register vectors start as large as token embeddings."""
+        token_std = self.backbone.embed.weight.float().std().item()
+        nn.init.normal_(self.boundaries, std=token_std, generator=generator)
+        map_std = token_std / self.config.register_width**0.5  # register entries have unit variance
+        nn.init.normal_(self.register_map.weight, std=map_std, generator=generator)
+        return self
+
+    def interface(self) -> list[Tensor]:
+        """The parameters that warm up together with the encoder (decision D21)."""
+        return [self.register_map.weight, self.boundaries]
+
+    def _prefix(self, registers: RegisterBank, seen: Tensor | None) -> Float[Tensor, "B _ W"]:
+        if seen is not None:
+            # Attention gives withheld registers weight 0, but 0 x NaN would still be NaN.
+            registers = registers.masked_fill(~seen[..., None], 0)
+        mapped = self.register_map(registers.to(self.register_map.weight.dtype))
+        start, end = (edge.to(mapped.dtype).expand(len(registers), 1, -1) for edge in self.boundaries)
+        return torch.cat([start, mapped, end], dim=1)
+
+    def _angles(
+        self, num_given: int, num_text: int, prefix_length: PrefixLength | None, device: torch.device
+    ) -> Float[Tensor, "_ L P"]:
+        """Two-axis RoPE: the lowest frequencies turn by the prefix-local index inside the prefix."""
+        if self.config.literal_positions:
+            along_text, along_prefix = literal_axes(num_given, num_text, prefix_length, device)
+        else:
+            along_text, along_prefix = fixed_axes(self.config.num_registers, num_given, num_text, device)
+        frequencies = self.backbone.frequencies(device)
+        num_local = round(self.config.prefix_axis_share * len(frequencies))
+        local = torch.arange(len(frequencies), device=device) >= len(frequencies) - num_local
+        return torch.where(local, along_prefix[..., None], along_text[..., None]) * frequencies
+
+
+Axes = tuple[Int[Tensor, "_ L"], Int[Tensor, "_ L"]]
+
+
+def fixed_axes(num_registers: int, num_given: int, num_text: int, device: torch.device) -> Axes:
+    """Global and prefix-local index of every position; the default reading of App. C (decision D16).
+
+    Text keeps the positions 0, 1, 2 ... that it has without a prefix. Slots of the prefix stand before it,
+    at places that depend on neither k nor the number of registers given: START at -(K + 2), END at -1.
+    """
+    slots = torch.arange(num_given + 1, device=device)  # START and registers
+    end = torch.tensor([num_registers + 1], device=device)
+    local = torch.cat([slots, end])
+    text = torch.arange(num_text, device=device)
+    return torch.cat([local - (num_registers + 2), text])[None], torch.cat([local, text])[None]
+
+
+def literal_axes(
+    num_given: int, num_text: int, prefix_length: PrefixLength | None, device: torch.device
+) -> Axes:
+    """App. C read literally: one global index through prefix and text, which the local one repeats.
+
+    END and the text follow the last register that is seen.
+    """
+    if prefix_length is None:
+        prefix_length = torch.tensor([num_given], device=device)
+    slots = torch.arange(num_given + 1, device=device).expand(len(prefix_length), -1)
+    after = 1 + prefix_length[:, None] + torch.arange(num_text + 1, device=device)
+    positions = torch.cat([slots, after], dim=1)
+    return positions, positions

@@ -1,0 +1,185 @@
+"""LLaDA: a transformer that sees in both directions and predicts the tokens behind masks.
+
+Pre-norm blocks with RMSNorm, rotary positions and a gated MLP, as in Nie et al., 2025 (arXiv:2502.09992).
+Knows neither time (LLaDA has none, decision D10) nor registers, except as embeddings put before the text.
+"""
+
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from crocodil.shapes import Logits, Positions, RowLogits, TokenIds
+
+Embeddings = Float[Tensor, "B L W"]
+Angles = Float[Tensor, "#B L P"]  # rotary angles: P = head width / 2 frequency pairs
+KeyMask = Bool[Tensor, "B L"]  # the positions that others may attend to
+
+
+@dataclass(frozen=True, kw_only=True)
+class LLaDAConfig:
+    vocab_size: int
+    width: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int  # fewer than num_heads: grouped-query attention
+    mlp_width: int
+    rope_theta: float = 500_000.0
+    norm_eps: float = 1e-5
+    tied_head: bool = False  # the output head is the embedding table
+    max_length: int = 4096  # what it was trained on; nothing depends on it
+    mask_id: int
+    eos_id: int
+    pad_id: int
+
+    def __post_init__(self) -> None:
+        if self.width % self.num_heads or (self.width // self.num_heads) % 2:
+            raise ValueError(f"width {self.width} does not split into {self.num_heads} heads of even width")
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(f"{self.num_kv_heads} key heads do not divide {self.num_heads} query heads")
+        for name in ("mask_id", "eos_id", "pad_id"):
+            if not 0 <= getattr(self, name) < self.vocab_size:
+                raise ValueError(f"{name} {getattr(self, name)} is outside a vocabulary of {self.vocab_size}")
+
+    @property
+    def head_width(self) -> int:
+        return self.width // self.num_heads
+
+
+class LLaDA(nn.Module):
+    """f_theta without guidance: tokens in, logits out."""
+
+    def __init__(self, config: LLaDAConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embed = nn.Embedding(config.vocab_size, config.width)
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
+        self.norm = RMSNorm(config.width, config.norm_eps)
+        self.head = None if config.tied_head else nn.Linear(config.width, config.vocab_size, bias=False)
+        self.checkpoint_activations = False  # recompute each block in the backward pass, to save memory
+
+    def forward(
+        self,
+        tokens: TokenIds,
+        *,
+        prefix_embeddings: Float[Tensor, "B P W"] | None = None,
+        attention_mask: KeyMask | None = None,
+        positions: Int[Tensor, "#B L"] | None = None,
+        rows: Positions | None = None,
+    ) -> Logits | RowLogits:
+        """Logits over prefix and tokens, or at the token positions in `rows` alone.
+
+        `attention_mask` (True: may be seen) and `positions` cover prefix and tokens; positions count from
+        the start of the prefix unless given.
+        """
+        embeddings = self.embed(tokens)
+        if prefix_embeddings is not None:
+            embeddings = torch.cat([prefix_embeddings, embeddings], dim=1)
+        if positions is None:
+            positions = torch.arange(embeddings.shape[1], device=tokens.device)[None]
+        states = self.transform(embeddings, self.angles(positions), attention_mask)
+        return self.logits(states if rows is None else states[:, -tokens.shape[1] :][rows])
+
+    def transform(self, embeddings: Embeddings, angles: Angles, key_mask: KeyMask | None) -> Embeddings:
+        """The blocks and the final norm."""
+        rotation = (angles.cos()[:, None], angles.sin()[:, None])  # one for all heads
+        mask = None if key_mask is None else key_mask[:, None, None, :]
+        states = embeddings
+        for block in self.blocks:
+            if self.checkpoint_activations and torch.is_grad_enabled():
+                states = checkpoint(
+                    block, states, rotation, mask, use_reentrant=False, preserve_rng_state=False
+                )
+            else:
+                states = block(states, rotation, mask)
+        return self.norm(states)
+
+    def logits(self, states: Float[Tensor, "*rows W"]) -> Float[Tensor, "*rows V"]:
+        return F.linear(states, self.embed.weight) if self.head is None else self.head(states)
+
+    def angles(self, positions: Int[Tensor, "B L"]) -> Float[Tensor, "B L P"]:
+        """Rotary angles of these positions, highest frequency first."""
+        return positions[..., None].float() * self.frequencies(positions.device)
+
+    def frequencies(self, device: torch.device) -> Float[Tensor, "P"]:
+        """Computed when asked for: a buffer would have to survive meta devices and dtype casts."""
+        exponent = torch.arange(0, self.config.head_width, 2, device=device).float() / self.config.head_width
+        return 1.0 / self.config.rope_theta**exponent
+
+    def init_weights(self, generator: torch.Generator) -> Self:
+        """Normal with std 0.02; what writes into the residual stream shrinks with depth."""
+        residual_std = 0.02 / (2 * self.config.num_layers) ** 0.5
+        for name, parameter in self.named_parameters():
+            if parameter.ndim == 1:
+                nn.init.ones_(parameter)
+            else:
+                writes = name.endswith(("attn_out.weight", "down.weight"))
+                nn.init.normal_(parameter, std=residual_std if writes else 0.02, generator=generator)
+        return self
+
+
+class Block(nn.Module):
+    def __init__(self, config: LLaDAConfig) -> None:
+        super().__init__()
+        kv_width = config.num_kv_heads * config.head_width
+        self.head_width = config.head_width
+        self.attn_norm = RMSNorm(config.width, config.norm_eps)
+        self.query = nn.Linear(config.width, config.width, bias=False)
+        self.key = nn.Linear(config.width, kv_width, bias=False)
+        self.value = nn.Linear(config.width, kv_width, bias=False)
+        self.attn_out = nn.Linear(config.width, config.width, bias=False)
+        self.ff_norm = RMSNorm(config.width, config.norm_eps)
+        self.gate = nn.Linear(config.width, config.mlp_width, bias=False)
+        self.up = nn.Linear(config.width, config.mlp_width, bias=False)
+        self.down = nn.Linear(config.mlp_width, config.width, bias=False)
+
+    def forward(
+        self,
+        states: Embeddings,
+        rotation: tuple[Float[Tensor, "#B 1 L P"], Float[Tensor, "#B 1 L P"]],
+        mask: Bool[Tensor, "B 1 1 L"] | None,
+    ) -> Embeddings:
+        states = states + self.attend(self.attn_norm(states), rotation, mask)
+        normed = self.ff_norm(states)
+        return states + self.down(F.silu(self.gate(normed)) * self.up(normed))
+
+    def attend(self, normed: Embeddings, rotation: tuple[Tensor, Tensor], mask: Tensor | None) -> Embeddings:
+        query, key, value = (
+            rearrange(project(normed), "b l (h p) -> b h l p", p=self.head_width)
+            for project in (self.query, self.key, self.value)
+        )
+        mixed = F.scaled_dot_product_attention(
+            rotate(query, rotation),
+            rotate(key, rotation),
+            value,
+            attn_mask=mask,
+            enable_gqa=query.shape[1] != key.shape[1],
+        )
+        return self.attn_out(rearrange(mixed, "b h l p -> b l (h p)"))
+
+
+def rotate(heads: Float[Tensor, "B H L C"], rotation: tuple[Tensor, Tensor]) -> Float[Tensor, "B H L C"]:
+    """Rotary embedding, first half of the channels against the second, in float32."""
+    cos, sin = rotation
+    first, second = heads.float().chunk(2, dim=-1)
+    rotated = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+    return rotated.to(heads.dtype)
+
+
+class RMSNorm(nn.Module):
+    """Normalised in float32, cast back, then scaled: the order that LLaDA's weights were trained with."""
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.eps = eps
+
+    def forward(self, states: Float[Tensor, "*rows W"]) -> Float[Tensor, "*rows W"]:
+        wide = states.float()
+        normed = wide * torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + self.eps)
+        return self.weight * normed.to(states.dtype)

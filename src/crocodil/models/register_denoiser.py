@@ -1,0 +1,192 @@
+"""The register denoiser g_psi(z_s, s): a PixArt-style transformer over register tokens (App. E).
+
+Time enters through one network shared by all layers (adaLN-single, Chen et al., 2023, arXiv:2310.00426),
+register by register, so that block offsets need no special case. A condition enters by cross-attention.
+Predicts the clean bank. Knows no schedule.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from crocodil.shapes import RegisterBank, RegisterTime
+
+Tokens = Float[Tensor, "B K W"]
+Modulation = Float[Tensor, "B K S W"]  # S shifts, scales and gates for every register
+Condition = Float[Tensor, "B C E"]
+
+_TIME_FEATURES = 256
+_NORM_EPS = 1e-6
+
+
+@dataclass(frozen=True, kw_only=True)
+class RegisterDenoiserConfig:
+    num_registers: int = 8  # how many of the first registers the prior models (decision D19)
+    register_width: int = 1024
+    width: int = 1024
+    num_layers: int = 28  # App. E
+    num_heads: int = 16
+    mlp_ratio: int = 4
+    condition_width: int | None = None  # of the vectors in a condition; None: no cross-attention
+    condition_length: int = 0  # how many vectors a condition has
+
+    def __post_init__(self) -> None:
+        if self.width % self.num_heads:
+            raise ValueError(f"width {self.width} does not split into {self.num_heads} heads")
+        if (self.condition_width is None) != (self.condition_length == 0):
+            raise ValueError("a condition has both a width and a length, or neither")
+
+
+class RegisterDenoiser(nn.Module):
+    def __init__(self, config: RegisterDenoiserConfig) -> None:
+        super().__init__()
+        self.config = config
+        width = config.width
+        self.enter = nn.Linear(config.register_width, width)
+        self.places = nn.Parameter(torch.zeros(config.num_registers, width))
+        self.time = nn.Sequential(nn.Linear(_TIME_FEATURES, width), nn.SiLU(), nn.Linear(width, width))
+        self.time_modulation = nn.Linear(width, 6 * width)
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
+        self.last_table = nn.Parameter(torch.zeros(2, width))
+        self.leave = nn.Linear(width, config.register_width)
+        self.condition = ConditionEntry(config) if config.condition_width is not None else None
+
+    def forward(
+        self,
+        noisy_registers: RegisterBank,
+        diffusion_time: RegisterTime,
+        *,
+        condition: Condition | None = None,
+        keep_condition: Bool[Tensor, "B"] | None = None,
+    ) -> RegisterBank:
+        """The clean registers.
+
+        Without a condition, or for samples that do not keep theirs, a conditional denoiser sees its trained
+        null condition: one network can then serve as both priors (decision D15).
+        """
+        if noisy_registers.shape[1:] != (self.config.num_registers, self.config.register_width):
+            raise ValueError(
+                f"registers of shape {tuple(noisy_registers.shape[1:])} for a denoiser of "
+                f"{self.config.num_registers} x {self.config.register_width}"
+            )
+        if condition is not None and self.condition is None:
+            raise ValueError("this denoiser was built without cross-attention: it takes no condition")
+        tokens = self.enter(noisy_registers.to(self.enter.weight.dtype)) + self.places
+        time = self.time(time_features(diffusion_time).to(tokens.dtype))
+        modulation = rearrange(self.time_modulation(F.silu(time)), "b k (s w) -> b k s w", s=6)
+        context = None
+        if self.condition is not None:
+            context = self.condition(condition, keep_condition, batch_size=len(tokens))
+        for block in self.blocks:
+            tokens = block(tokens, modulation, context)
+        shift, scale = (self.last_table + time[:, :, None]).unbind(dim=2)
+        return self.leave(modulate(tokens, shift, scale)).to(noisy_registers.dtype)
+
+    def init_weights(self, generator: torch.Generator) -> Self:
+        """Every block starts close to the identity, and the first prediction is the zero bank."""
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.xavier_uniform_(module.weight, generator=generator)
+                nn.init.zeros_(module.bias)
+            if isinstance(module, Block):
+                nn.init.normal_(module.table, std=self.config.width**-0.5, generator=generator)
+                if module.cross is not None:
+                    nn.init.zeros_(module.cross.out.weight)
+        nn.init.normal_(self.places, std=0.02, generator=generator)
+        nn.init.normal_(self.last_table, std=self.config.width**-0.5, generator=generator)
+        for name, parameter in self.named_parameters():
+            if name.startswith("time") and parameter.ndim == 2:
+                nn.init.normal_(parameter, std=0.02, generator=generator)
+        nn.init.zeros_(self.leave.weight)
+        if self.condition is not None:
+            nn.init.normal_(self.condition.null, generator=generator)
+            nn.init.normal_(self.condition.places, std=0.02, generator=generator)
+        return self
+
+
+class ConditionEntry(nn.Module):
+    """Brings a condition, or the null condition in its place, to the denoiser's width."""
+
+    def __init__(self, config: RegisterDenoiserConfig) -> None:
+        super().__init__()
+        assert config.condition_width is not None
+        self.null = nn.Parameter(torch.zeros(config.condition_length, config.condition_width))
+        self.places = nn.Parameter(torch.zeros(config.condition_length, config.width))
+        self.enter = nn.Sequential(
+            nn.Linear(config.condition_width, config.width),
+            nn.GELU(approximate="tanh"),
+            nn.Linear(config.width, config.width),
+        )
+
+    def forward(
+        self, condition: Condition | None, keep: Bool[Tensor, "B"] | None, *, batch_size: int
+    ) -> Float[Tensor, "B C W"]:
+        null = self.null.expand(batch_size, -1, -1)
+        if condition is None:
+            condition = null
+        elif condition.shape[1:] != self.null.shape:
+            raise ValueError(
+                f"a condition of shape {tuple(condition.shape[1:])}, expected {tuple(self.null.shape)}"
+            )
+        elif keep is not None:
+            condition = torch.where(keep[:, None, None], condition.to(null.dtype), null)
+        return self.enter(condition.to(null.dtype)) + self.places
+
+
+class Block(nn.Module):
+    def __init__(self, config: RegisterDenoiserConfig) -> None:
+        super().__init__()
+        width = config.width
+        self.table = nn.Parameter(torch.zeros(6, width))  # what this layer adds to the shared modulation
+        self.attention = Attention(width, config.num_heads)
+        self.cross = Attention(width, config.num_heads) if config.condition_width is not None else None
+        self.mlp = nn.Sequential(
+            nn.Linear(width, config.mlp_ratio * width),
+            nn.GELU(approximate="tanh"),
+            nn.Linear(config.mlp_ratio * width, width),
+        )
+
+    def forward(
+        self, tokens: Tokens, modulation: Modulation, context: Float[Tensor, "B C W"] | None
+    ) -> Tokens:
+        shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = (self.table + modulation).unbind(dim=2)
+        normed = modulate(tokens, shift, scale)
+        tokens = tokens + gate * self.attention(normed, normed)
+        if self.cross is not None:
+            assert context is not None
+            tokens = tokens + self.cross(tokens, context)
+        return tokens + mlp_gate * self.mlp(modulate(tokens, mlp_shift, mlp_scale))
+
+
+class Attention(nn.Module):
+    def __init__(self, width: int, num_heads: int) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.query = nn.Linear(width, width)
+        self.key_value = nn.Linear(width, 2 * width)
+        self.out = nn.Linear(width, width)
+
+    def forward(self, tokens: Tokens, context: Float[Tensor, "B C W"]) -> Tokens:
+        query = rearrange(self.query(tokens), "b k (h p) -> b h k p", h=self.num_heads)
+        key, value = rearrange(self.key_value(context), "b c (s h p) -> s b h c p", s=2, h=self.num_heads)
+        mixed = F.scaled_dot_product_attention(query, key, value)
+        return self.out(rearrange(mixed, "b h k p -> b k (h p)"))
+
+
+def modulate(tokens: Tokens, shift: Tokens, scale: Tokens) -> Tokens:
+    """Layer norm without weights of its own, shifted and scaled as the time says."""
+    return F.layer_norm(tokens, tokens.shape[-1:], eps=_NORM_EPS) * (1 + scale) + shift
+
+
+def time_features(time: RegisterTime) -> Float[Tensor, "B K F"]:
+    """Sines and cosines of time x 1000 at geometric frequencies, as in DDPM."""
+    half = _TIME_FEATURES // 2
+    frequencies = torch.exp(-math.log(10_000) * torch.arange(half, device=time.device) / half)
+    angles = 1000 * time[..., None].float() * frequencies
+    return torch.cat([angles.cos(), angles.sin()], dim=-1)

@@ -1,0 +1,154 @@
+"""The register encoder h_phi: a Qwen3 embedding model with learned suffix registers (App. C).
+
+    [x_1, ..., x_n, end, s_2, ..., s_K]  ->  z_1 (read at `end`), z_2, ..., z_K
+
+The end token is always visible and carries the summary vector, as in Qwen3-Embedding (decision D11).
+Knows nothing of masks as tokens: what is hidden is told to it, and it cannot look there.
+"""
+
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor, nn
+from transformers import Qwen3Config, Qwen3Model
+
+from crocodil.processes.registers import normalise
+from crocodil.shapes import Positions, RegisterBank, TokenIds
+
+
+@dataclass(frozen=True, kw_only=True)
+class RegisterEncoderConfig:
+    vocab_size: int
+    width: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_width: int
+    mlp_width: int
+    rope_theta: float = 1_000_000.0
+    norm_eps: float = 1e-6
+    max_length: int = 32_768  # what it was trained on; nothing depends on it
+    end_id: int  # the token at whose place the summary is read
+    num_registers: int = 128  # Sec. 5
+    register_width: int = 1024  # Sec. 5; registers of another width than the backbone's are mapped
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.end_id < self.vocab_size:
+            raise ValueError(f"end_id {self.end_id} is outside a vocabulary of {self.vocab_size}")
+        if self.num_registers < 1:
+            raise ValueError(f"an encoder gives at least one register, not {self.num_registers}")
+
+    def qwen(self) -> Qwen3Config:
+        return Qwen3Config(
+            vocab_size=self.vocab_size,
+            hidden_size=self.width,
+            num_hidden_layers=self.num_layers,
+            num_attention_heads=self.num_heads,
+            num_key_value_heads=self.num_kv_heads,
+            head_dim=self.head_width,
+            intermediate_size=self.mlp_width,
+            rope_parameters={"rope_type": "default", "rope_theta": self.rope_theta},
+            rms_norm_eps=self.norm_eps,
+            max_position_embeddings=self.max_length,
+            use_cache=False,
+            attn_implementation="sdpa",
+        )
+
+
+class RegisterEncoder(nn.Module):
+    def __init__(self, config: RegisterEncoderConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.backbone = Qwen3Model(config.qwen())
+        self.backbone.rotary_emb = Rotary(config)
+        self.suffix = nn.Parameter(torch.zeros(config.num_registers - 1, config.width))
+        self.register_map = (
+            nn.Linear(config.width, config.register_width, bias=False)
+            if config.register_width != config.width
+            else None
+        )
+
+    def forward(
+        self,
+        tokens: TokenIds,
+        *,
+        valid: Positions | None = None,
+        hidden: Positions | None = None,
+    ) -> RegisterBank:
+        """z_0 = h_phi(x): K registers of norm sqrt(D).
+
+        `valid` marks the text in a right-padded batch, the whole by default. `hidden` positions are blocked
+        from attention, so that the registers depend on the visible tokens alone (App. E).
+        """
+        if valid is None:
+            valid = torch.ones_like(tokens, dtype=torch.bool)
+        visible = valid if hidden is None else valid & ~hidden
+        # The mask id of another vocabulary may not exist in this one; nobody looks at these places.
+        text = self.backbone.embed_tokens(tokens.masked_fill(~visible, self.config.end_id))
+        states = self.backbone(
+            inputs_embeds=torch.cat([text, self._tail(text)], dim=1),
+            position_ids=self._positions(valid),
+            attention_mask=self._attention_mask(visible),
+        ).last_hidden_state[:, -self.config.num_registers :]
+        return normalise(states if self.register_map is None else self.register_map(states))
+
+    def init_weights(self, generator: torch.Generator) -> Self:
+        residual_std = 0.02 / (2 * self.config.num_layers) ** 0.5
+        for name, parameter in self.backbone.named_parameters():
+            if parameter.ndim == 1:
+                nn.init.ones_(parameter)
+            else:
+                writes = name.endswith(("o_proj.weight", "down_proj.weight"))
+                nn.init.normal_(parameter, std=residual_std if writes else 0.02, generator=generator)
+        return self.init_registers(generator)
+
+    def init_registers(self, generator: torch.Generator) -> Self:
+        """What a loaded Qwen3 does not have: suffix registers, as large as token embeddings."""
+        token_std = self.backbone.embed_tokens.weight.float().std().item()
+        nn.init.normal_(self.suffix, std=token_std, generator=generator)
+        if self.register_map is not None:
+            nn.init.normal_(self.register_map.weight, std=self.config.width**-0.5, generator=generator)
+        return self
+
+    def _tail(self, text: Tensor) -> Tensor:
+        """Embeddings of the end token and of the suffix registers."""
+        end = self.backbone.embed_tokens.weight[self.config.end_id]
+        tail = torch.cat([end[None], self.suffix.to(end.dtype)])
+        return tail.to(text.dtype).expand(len(text), -1, -1)
+
+    def _positions(self, valid: Positions) -> Int[Tensor, "B L"]:
+        """The tail stands behind the padding in memory, but directly behind the text in position."""
+        num_text, num_tail = valid.shape[1], self.config.num_registers
+        after = last_valid(valid)[:, None] + 1 + torch.arange(num_tail, device=valid.device)
+        return torch.cat([torch.arange(num_text, device=valid.device).expand(len(valid), -1), after], dim=1)
+
+    def _attention_mask(self, visible: Positions) -> Bool[Tensor, "B 1 L L"]:
+        """Causal, and blind to what is not visible; each position sees itself, lest a row be empty."""
+        tail = visible.new_ones(len(visible), self.config.num_registers)
+        keys = torch.cat([visible, tail], dim=1)
+        length = keys.shape[1]
+        causal = torch.ones(length, length, dtype=torch.bool, device=keys.device).tril()
+        itself = torch.eye(length, dtype=torch.bool, device=keys.device)
+        return ((causal & keys[:, None, :]) | itself)[:, None]
+
+
+class Rotary(nn.Module):
+    """Qwen3's rotary angles without the buffer that a cast of the model to half precision would round."""
+
+    def __init__(self, config: RegisterEncoderConfig) -> None:
+        super().__init__()
+        self.theta, self.head_width = config.rope_theta, config.head_width
+
+    def forward(self, states: Tensor, positions: Int[Tensor, "B L"]) -> tuple[Tensor, Tensor]:
+        exponent = torch.arange(0, self.head_width, 2, device=positions.device).float() / self.head_width
+        angles = positions[..., None].float() / self.theta**exponent
+        angles = torch.cat([angles, angles], dim=-1)
+        return angles.cos().to(states.dtype), angles.sin().to(states.dtype)
+
+
+def last_valid(valid: Positions) -> Int[Tensor, "B"]:
+    """The last position of each text; -1 where it is empty."""
+    index = torch.arange(valid.shape[1], device=valid.device)
+    return torch.where(valid, index, -1).max(dim=1).values

@@ -1,0 +1,144 @@
+"""What is minimised: plain masked diffusion and Algorithms 1, 4 and 5, a function each.
+
+Each function takes one batch and a stream of random numbers for each of its samples, and returns the loss.
+Knows no optimiser, no file, and none of what happens between steps.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from crocodil.models.demasker import Demasker
+from crocodil.models.llada import LLaDA
+from crocodil.models.register_denoiser import RegisterDenoiser
+from crocodil.processes.gaussian import add_noise, block_offsets, effective_time, sample_base_time
+from crocodil.processes.masking import demasking_loss, mask_prob_at, mask_tokens
+from crocodil.processes.registers import (
+    block_index,
+    noise_std_for_cosine,
+    perturb,
+    sample_block_end,
+    sample_prefix_length,
+)
+from crocodil.seeding import Streams
+from crocodil.shapes import PerSample, Positions, PrefixLength, RegisterBank, TokenIds
+
+Encode: TypeAlias = Callable[[TokenIds, Positions | None], RegisterBank]  # tokens, which are hidden
+Loss: TypeAlias = Float[Tensor, ""]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DemaskerObjective:
+    """The choices inside Algorithm 1; the paper's ablations are other values of these fields."""
+
+    register_cosine: float = 0.8  # Alg. 1, line 5; 1 trains without register noise (Fig. 7)
+    all_mask_rate: float = 0.25  # App. C, "all-mask utilization schedule"
+    nested_dropout: bool = True  # App. C
+    prefix_ends_with_block: bool = False  # k only at ends of blocks (decision D2)
+    empty_prefix_rate: float = 0.1  # k = 0 (decision D14)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PriorObjective:
+    """The choices inside Algorithms 4 and 5."""
+
+    largest_offset: float = 0.1  # of the block offsets (decision D4); 0 trains without them (App. G)
+    condition_drop_rate: float = 0.1  # how often Algorithm 4 shows the null condition (decision D15)
+
+
+def base_loss(demasker: LLaDA, tokens: TokenIds, *, mask_id: int, streams: Streams) -> Loss:
+    """Plain masked diffusion: Eq. 5 without guidance."""
+    mask_prob = mask_prob_at(streams.at("time").uniform())
+    noisy_tokens, hidden = mask_tokens(tokens, mask_prob, mask_id=mask_id, streams=streams.at("mask"))
+    return demasking_loss(demasker(noisy_tokens, rows=hidden), tokens, hidden, mask_prob)
+
+
+def guided_loss(
+    encode: Encode,
+    demasker: Demasker,
+    tokens: TokenIds,
+    *,
+    objective: DemaskerObjective,
+    mask_id: int,
+    streams: Streams,
+) -> Loss:
+    """Algorithm 1: one step of robust encoder-demasker training."""
+    time = streams.at("time").uniform()  # line 2
+    mask_prob = _sometimes_one(mask_prob_at(time), objective.all_mask_rate, streams.at("all-mask"))
+    noisy_tokens, hidden = mask_tokens(  # line 3
+        tokens, mask_prob, mask_id=mask_id, streams=streams.at("mask")
+    )
+    registers = encode(tokens, None)  # line 4
+    std = noise_std_for_cosine(objective.register_cosine)
+    noisy_registers = perturb(registers, std=std, streams=streams.at("register noise"))  # line 5
+    prefix_length = sample_visible_registers(registers.shape[1], objective, streams.at("prefix"))
+    logits = demasker(noisy_tokens, noisy_registers, prefix_length=prefix_length, rows=hidden)
+    return demasking_loss(logits, tokens, hidden, mask_prob)  # line 6
+
+
+def prior_loss(
+    denoiser: RegisterDenoiser, registers: RegisterBank, *, objective: PriorObjective, streams: Streams
+) -> Loss:
+    """Algorithm 5: the unconditional prior, on registers z_0 = h_phi(x_0) of the frozen encoder (line 3)."""
+    noisy_registers, time = _diffuse(registers, objective, streams)  # lines 2 and 4
+    return F.mse_loss(denoiser(noisy_registers, time), registers)  # line 5
+
+
+def conditional_prior_loss(
+    denoiser: RegisterDenoiser,
+    encode_condition: Encode,
+    tokens: TokenIds,
+    registers: RegisterBank,
+    *,
+    objective: PriorObjective,
+    mask_id: int,
+    streams: Streams,
+) -> Loss:
+    """Algorithm 4: the conditional prior, on registers z_0 = h_phi(x_0) of the frozen encoder (line 2).
+
+    `encode_condition` is h_phi, held fixed by the caller, or a second encoder h_mu that learns along
+    (Sec. 4.3.2, comment iii).
+    """
+    noisy_registers, diffusion_time = _diffuse(registers, objective, streams)  # lines 3-4
+    mask_prob = streams.at("mask time").uniform()  # line 5
+    noisy_tokens, hidden = mask_tokens(  # line 6
+        tokens, mask_prob, mask_id=mask_id, streams=streams.at("mask")
+    )
+    condition = encode_condition(noisy_tokens, hidden)
+    keep = streams.at("keep condition").uniform() >= objective.condition_drop_rate
+    predicted = denoiser(noisy_registers, diffusion_time, condition=condition, keep_condition=keep)
+    return F.mse_loss(predicted, registers)  # line 7
+
+
+def sample_visible_registers(
+    num_registers: int, objective: DemaskerObjective, streams: Streams
+) -> PrefixLength:
+    """k: how many registers the demasker may see (App. C; decisions D2 and D14)."""
+    if not objective.nested_dropout:
+        length = torch.full_like(streams.keys, num_registers)
+    elif objective.prefix_ends_with_block:
+        length = sample_block_end(num_registers, streams=streams.at("length"))
+    else:
+        length = sample_prefix_length(num_registers, streams=streams.at("length"))
+    empty = streams.at("empty").uniform() < objective.empty_prefix_rate
+    return length.masked_fill(empty, 0)
+
+
+def _sometimes_one(mask_prob: PerSample, rate: float, streams: Streams) -> PerSample:
+    return mask_prob.masked_fill(streams.uniform() < rate, 1.0)
+
+
+def _diffuse(
+    registers: RegisterBank, objective: PriorObjective, streams: Streams
+) -> tuple[RegisterBank, Float[Tensor, "B K"]]:
+    """z_s and the effective time of every register."""
+    num_registers, width = registers.shape[1:]
+    offsets = block_offsets(block_index(num_registers), largest=objective.largest_offset).to(registers.device)
+    time = effective_time(sample_base_time(offsets, streams=streams.at("time")), offsets)
+    noise = streams.at("noise").normal(num_registers, width)
+    return add_noise(registers, time, noise), time

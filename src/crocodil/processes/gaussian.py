@@ -1,0 +1,124 @@
+"""Gaussian diffusion over registers: cosine schedule, forward noise, block offsets, DDIM (App. E).
+
+Pure tensor mathematics. The denoiser is a function that predicts the clean bank (x0-prediction); every
+register has a diffusion time of its own, 0 clean and 1 noise, so that block offsets need no special case.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import TypeAlias
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from crocodil.seeding import Streams
+from crocodil.shapes import PerSample, RegisterBank, RegisterTime
+
+Denoise: TypeAlias = Callable[[RegisterBank, RegisterTime], RegisterBank]  # g_psi(z_s, s) -> z_0
+Offsets: TypeAlias = Float[Tensor, "K"]
+
+SCHEDULE_SHIFT = 0.008  # Nichol and Dhariwal (2021), "Improved DDPM", Sec. 3.2
+
+
+def signal_and_noise_level(time: RegisterTime) -> tuple[RegisterTime, RegisterTime]:
+    """The cosine schedule: z_s = signal z_0 + noise e, with signal^2 + noise^2 = 1.
+
+    signal = cos(a) / cos(a_0) with an angle `a` that grows linearly in time from a_0 to pi/2. The noise
+    level is written as a product, since 1 - signal^2 loses all digits near time 0.
+    """
+    quarter = math.pi / 2
+    first = quarter * SCHEDULE_SHIFT / (1 + SCHEDULE_SHIFT)
+    angle = quarter * (time + SCHEDULE_SHIFT) / (1 + SCHEDULE_SHIFT)
+    passed = quarter * time / (1 + SCHEDULE_SHIFT)  # angle - first, without the cancellation
+    signal = angle.cos().clamp(min=0) / math.cos(first)
+    noise = (passed.sin() * (angle + first).sin()).clamp(min=0).sqrt() / math.cos(first)
+    return signal, noise
+
+
+def add_noise(registers: RegisterBank, time: RegisterTime, noise: RegisterBank) -> RegisterBank:
+    """Forward(z_0, s): draw z_s ~ q(z_s | z_0), given the standard normal `noise`."""
+    signal_level, noise_level = signal_and_noise_level(time)
+    return signal_level[..., None] * registers + noise_level[..., None] * noise
+
+
+def block_offsets(block: Int[Tensor, "K"], *, largest: float) -> Offsets:
+    """Delta_b, linear in each register's `block` index from 0 up to `largest` (App. E, decision D4)."""
+    return largest * block / max(int(block[-1]), 1)
+
+
+def effective_time(base_time: PerSample, offsets: Offsets) -> RegisterTime:
+    """t^(b) = clip(t + Delta_b): later blocks are always the noisier ones (App. E)."""
+    return (base_time[:, None] + offsets).clamp(0, 1)
+
+
+def sample_base_time(offsets: Offsets, *, streams: Streams) -> PerSample:
+    """Uniform over [-largest offset, 1], so that every block sees the whole range (decision D4)."""
+    start = -offsets.max()
+    return start + (1 - start) * streams.uniform()
+
+
+def ddim_times(num_steps: int, offsets: Offsets) -> list[float]:
+    """Base times of `num_steps` even steps from pure noise until the last block is clean."""
+    if num_steps < 1:
+        raise ValueError(f"DDIM takes at least one step, not {num_steps}")
+    end = -float(offsets.max())
+    return [1 + (end - 1) * step / num_steps for step in range(num_steps)] + [end]
+
+
+def ddim(
+    denoise: Denoise,
+    noise: RegisterBank,
+    times: Sequence[float],
+    *,
+    offsets: Offsets,
+    eta: float = 0.0,
+    streams: Streams | None = None,
+) -> RegisterBank:
+    """G_psi(noise): DDIM with x0-prediction over any falling sequence of base times (Song et al., 2021).
+
+    `eta` = 0 is deterministic, 1 is DDPM's ancestral sampling; above 0 it draws from `streams`.
+    """
+    if any(later >= earlier for earlier, later in pairwise(times)) or len(times) < 2:
+        raise ValueError(f"DDIM's base times must fall from step to step, these do not: {list(times)}")
+    if times[-1] > -float(offsets.max()):
+        raise ValueError(f"base time {times[-1]} leaves noise: it must end at {-float(offsets.max())}")
+    if eta and streams is None:
+        raise ValueError("eta > 0 draws fresh noise: pass streams")
+    registers = noise
+    base_times = torch.tensor(times, device=noise.device)[:, None].expand(-1, len(noise))
+    time = effective_time(base_times[0], offsets.to(noise.device))
+    for step, base_time in enumerate(base_times[1:]):
+        next_time = effective_time(base_time, offsets.to(noise.device))
+        fresh = streams.at("ddim", step).normal(*noise.shape[1:]) if eta and streams else None
+        registers = ddim_step(registers, denoise(registers, time), time, next_time, eta=eta, fresh=fresh)
+        time = next_time
+    return registers
+
+
+def ddim_step(
+    noisy_registers: RegisterBank,
+    clean: RegisterBank,
+    time: RegisterTime,
+    next_time: RegisterTime,
+    *,
+    eta: float = 0.0,
+    fresh: RegisterBank | None = None,
+) -> RegisterBank:
+    """From z_t and the predicted z_0 to z_s.
+
+    A register whose time does not move is held (decision D4): one that is clean has noise level 0, and
+    dividing by it gives NaN.
+    """
+    moves = (next_time < time)[..., None]
+    signal, noise = (level[..., None] for level in signal_and_noise_level(time))
+    next_signal, next_noise = (level[..., None] for level in signal_and_noise_level(next_time))
+    safe_noise, safe_signal = noise.where(moves, 1), next_signal.where(moves, 1)
+    direction = (noisy_registers - signal * clean) / safe_noise
+    renewed = eta * (next_noise / safe_noise) * (1 - (signal / safe_signal) ** 2).clamp(min=0).sqrt()
+    kept = (next_noise**2 - renewed**2).clamp(min=0).sqrt()
+    stepped = next_signal * clean + kept * direction
+    if fresh is not None:
+        stepped = stepped + renewed * fresh
+    return torch.where(moves, stepped, noisy_registers)

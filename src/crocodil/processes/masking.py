@@ -1,0 +1,276 @@
+"""Masked diffusion: hiding tokens, the loss weight, and the order in which tokens are revealed (Sec. 3).
+
+Pure tensor mathematics. Knows neither networks nor registers: a demasker enters as the logits it gave.
+Throughout, `mask_prob` is the paper's 1 - alpha_t: 0 is clean, 1 is all hidden.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from crocodil.seeding import Streams
+from crocodil.shapes import PerSample, Positions, RowLogits, RowTokens, TokenIds
+
+SMALLEST_MASK_PROB = 1e-3  # LLaDA's epsilon: keeps the loss weight finite
+ROWS_AT_ONCE = 64  # how many vocabularies of float64 noise exist at a time
+
+
+class Masked(NamedTuple):
+    noisy_tokens: TokenIds
+    hidden: Positions
+
+
+# ---------------------------------------------------------------- training
+
+
+def mask_prob_at(time: PerSample) -> PerSample:
+    """LLaDA's linear schedule: 1 - alpha_t = (1 - eps) t + eps (decision D1)."""
+    return (1 - SMALLEST_MASK_PROB) * time + SMALLEST_MASK_PROB
+
+
+def mask_tokens(tokens: TokenIds, mask_prob: PerSample, *, mask_id: int, streams: Streams) -> Masked:
+    """Sample x_t ~ q(x_t | x_0), Eqs. 1-2: hide each token on its own with probability `mask_prob`."""
+    hidden = streams.uniform(tokens.shape[1]) < mask_prob[:, None]
+    return Masked(tokens.masked_fill(hidden, mask_id), hidden)
+
+
+def reverse_step(
+    noisy_tokens: TokenIds,
+    clean: TokenIds,
+    *,
+    mask_prob: PerSample,
+    next_mask_prob: PerSample,
+    mask_id: int,
+    streams: Streams,
+) -> TokenIds:
+    """Sample x_s ~ q(x_s | x_t, x_0), Eq. 3; with a predicted `clean` sequence it is Eq. 4.
+
+    Visible tokens stay; a hidden one shows with probability (alpha_s - alpha_t) / (1 - alpha_t).
+    """
+    reveal_prob = 1 - next_mask_prob / mask_prob
+    shown = streams.uniform(noisy_tokens.shape[1]) < reveal_prob[:, None]
+    return torch.where((noisy_tokens == mask_id) & shown, clean, noisy_tokens)
+
+
+def demasking_loss(
+    row_logits: RowLogits, tokens: TokenIds, hidden: Positions, mask_prob: PerSample
+) -> Float[Tensor, ""]:
+    """Eq. 5: cross-entropy at the hidden positions, weighted by 1 / mask_prob (decision D1).
+
+    `row_logits` are the demasker's at `hidden`, in the order of `tokens[hidden]`.
+    """
+    losses = F.cross_entropy(row_logits.float(), tokens[hidden], reduction="none")
+    weights = (1 / mask_prob)[:, None].expand_as(tokens)[hidden]
+    return (weights * losses).sum() / tokens.numel()
+
+
+# ---------------------------------------------------------------- the plan of a decoding
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of the demasker: which block of the plan is open, and how many calls it still has."""
+
+    index: int
+    block_start: int
+    block_end: int
+    calls_left: int  # in this block, this call included
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodePlan:
+    """How a masked sequence is revealed: in blocks, left to right, a few tokens a call."""
+
+    length: int
+    block_size: int
+    num_calls: int  # T: demasker calls for the whole sequence
+
+    def __post_init__(self) -> None:
+        for name in ("length", "block_size", "num_calls"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.length % self.block_size:
+            raise ValueError(f"block_size {self.block_size} does not divide length {self.length}")
+        if self.num_calls % self.num_blocks:
+            raise ValueError(
+                f"{self.num_calls} calls do not split over {self.num_blocks} blocks: "
+                f"take a multiple of {self.num_blocks}"
+            )
+        if self.calls_per_block > self.block_size:
+            raise ValueError(
+                f"{self.num_calls} calls for {self.length} tokens: more than one call a token is waste, "
+                f"take at most {self.length}"
+            )
+
+    @classmethod
+    def one_block(cls, length: int, num_calls: int) -> "DecodePlan":
+        """The whole sequence as a single block, as in all generation experiments of the paper."""
+        return cls(length=length, block_size=length, num_calls=num_calls)
+
+    @property
+    def num_blocks(self) -> int:
+        return self.length // self.block_size
+
+    @property
+    def calls_per_block(self) -> int:
+        return self.num_calls // self.num_blocks
+
+    def calls(self) -> Iterator[Call]:
+        for index in range(self.num_calls):
+            block, done = divmod(index, self.calls_per_block)
+            start = block * self.block_size
+            yield Call(index, start, start + self.block_size, self.calls_per_block - done)
+
+
+# ---------------------------------------------------------------- proposing tokens
+
+
+class Proposal(NamedTuple):
+    tokens: RowTokens
+    log_prob: Float[Tensor, "R"]
+
+
+def propose_tokens(
+    row_logits: RowLogits, *, mask_id: int, temperature: float = 0.0, streams: Streams | None = None
+) -> Proposal:
+    """x_0 ~ f_theta(x_t) for each row, with the log-probability of the token found.
+
+    The mask is no token and can never be proposed. Confidences are taken at temperature 1 and in float32
+    or better: half precision rounds most of them to exactly 1. `streams` holds one stream a row.
+    """
+    logits = row_logits if row_logits.dtype == torch.float64 else row_logits.float()
+    is_mask = torch.arange(logits.shape[1], device=logits.device) == mask_id
+    logits = logits.masked_fill(is_mask, -torch.inf)
+    if temperature == 0:
+        tokens = logits.argmax(dim=1)
+    elif streams is None:
+        raise ValueError("temperature > 0 draws tokens: pass streams")
+    else:
+        tokens = gumbel_argmax(logits, temperature=temperature, streams=streams)
+    log_prob = logits.gather(1, tokens[:, None])[:, 0] - logits.logsumexp(dim=1)
+    return Proposal(tokens, log_prob)
+
+
+def gumbel_argmax(row_logits: RowLogits, *, temperature: float, streams: Streams) -> RowTokens:
+    """Draw from Categorical(softmax(logits / temperature)) as argmax of logits + temperature * Gumbel.
+
+    In float64, since float32 noise has no tail: it quietly lowers the temperature (Zheng et al., 2024,
+    arXiv:2409.02908). In log space, since exp(logits) overflows. A few rows at a time, to stay small.
+    """
+    if temperature < 0:
+        raise ValueError(f"temperature {temperature} is below 0")
+    drawn = [
+        (logits.double() + temperature * _gumbel(Streams(keys), logits.shape[1])).argmax(dim=1)
+        for logits, keys in zip(row_logits.split(ROWS_AT_ONCE), streams.keys.split(ROWS_AT_ONCE), strict=True)
+    ]
+    return torch.cat(drawn)
+
+
+def _gumbel(streams: Streams, count: int) -> Float[Tensor, "B {count}"]:
+    return -(-streams.uniform(count, dtype=torch.float64).log()).log()
+
+
+# ---------------------------------------------------------------- which proposals are kept
+
+
+class RevealStep(NamedTuple):
+    """What a reveal rule may look at."""
+
+    log_prob: Float[Tensor, "B N"]  # of the proposed tokens; read at hidden positions only
+    hidden: Positions  # open positions that were masked before this call
+    open: Positions  # positions of the open block, less the given tokens
+    calls_left: int  # in this block, this call included
+    calls_per_block: int
+    streams: Streams
+
+    def quota(self) -> Int[Tensor, "B"]:
+        """How many tokens each sample reveals now: an even split, the larger parts first.
+
+        Equal to LLaDA's table (10 tokens in 4 calls: 3, 3, 2, 2), and right for any number of given tokens.
+        """
+        return -(-self.hidden.sum(dim=1) // self.calls_left)
+
+
+class RevealRule(Protocol):
+    """Decides, of the open positions, which show their token after a call (decision D8).
+
+    A token once shown stays, except under `Remask`. After a block's last call every position shows.
+    """
+
+    def __call__(self, step: RevealStep, /) -> Positions: ...
+
+
+@dataclass(frozen=True)
+class MostConfident:
+    """Keep the proposals of highest probability (LLaDA's low-confidence remasking)."""
+
+    def __call__(self, step: RevealStep) -> Positions:
+        return _shown(step) | highest(step.log_prob, among=step.hidden, count=step.quota())
+
+
+@dataclass(frozen=True)
+class AtRandom:
+    """Keep proposals at random places: the order under which masked diffusion was trained."""
+
+    def __call__(self, step: RevealStep) -> Positions:
+        score = step.streams.at("order").uniform(step.hidden.shape[1])
+        return _shown(step) | highest(score, among=step.hidden, count=step.quota())
+
+
+@dataclass(frozen=True)
+class NoisyConfidence:
+    """Keep the most confident after adding Gumbel noise to log-probabilities (MaskGIT's choice).
+
+    `noise` = 0 is `MostConfident`; a large one is `AtRandom`.
+    """
+
+    noise: float = 1.0
+
+    def __call__(self, step: RevealStep) -> Positions:
+        gumbel = _gumbel(step.streams.at("order"), step.hidden.shape[1])
+        return _shown(step) | highest(
+            step.log_prob + self.noise * gumbel, among=step.hidden, count=step.quota()
+        )
+
+
+@dataclass(frozen=True)
+class AboveThreshold:
+    """Keep every proposal more probable than `threshold`, and never fewer than the plan's share.
+
+    A plan with one call a token is then the slowest case (Fast-dLLM, arXiv:2505.22618): calls for which
+    nothing is left to reveal are not made.
+    """
+
+    threshold: float = 0.9
+
+    def __call__(self, step: RevealStep) -> Positions:
+        confident = step.hidden & (step.log_prob.exp() > self.threshold)
+        return _shown(step) | confident | highest(step.log_prob, among=step.hidden, count=step.quota())
+
+
+@dataclass(frozen=True)
+class Remask:
+    """Forward(x_0, t) as the algorithms are printed: keep all, then hide each token with probability t.
+
+    Tokens that were visible may be hidden again; t falls to 0 at a block's last call.
+    """
+
+    def __call__(self, step: RevealStep) -> Positions:
+        time = (step.calls_left - 1) / step.calls_per_block
+        return step.open & (step.streams.at("order").uniform(step.open.shape[1]) >= time)
+
+
+def highest(score: Float[Tensor, "B N"], *, among: Positions, count: Int[Tensor, "B"]) -> Bool[Tensor, "B N"]:
+    """The `count` positions of highest score in each row, `among` these; the left one wins a tie."""
+    order = score.masked_fill(~among, -torch.inf).argsort(dim=1, descending=True, stable=True)
+    rank = order.argsort(dim=1)
+    return among & (rank < count[:, None])
+
+
+def _shown(step: RevealStep) -> Positions:
+    return step.open & ~step.hidden

@@ -1,0 +1,126 @@
+"""Where randomness comes from: a number is fixed by the name of its draw, never by what ran before it.
+
+`Streams` gives every sample of a batch a stream of its own, so that results depend neither on the batch
+size, nor on the number of ranks, nor on where a run was resumed. It holds no state: the same name gives
+the same numbers again. The generator is Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy
+as 1, 2, 3", 2011) written in tensor operations, so a whole batch draws at once on whatever device it is.
+"""
+
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+_WORD = 0xFFFFFFFF
+_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+_KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
+_NUM_ROUNDS = 10
+_DRAW, _FOLD = 0, 1  # the last counter word: numbers for the user, or the key of another stream
+
+
+def generator_for(*key: str | int, device: str | torch.device = "cpu") -> torch.Generator:
+    """A generator determined by `key` alone, for what belongs to no sample: the initial weights, say."""
+    return torch.Generator(device).manual_seed(_digest(*key) >> 1)
+
+
+@dataclass(frozen=True)
+class Streams:
+    """One stream of random numbers for each sample of a batch; every draw from it has a name."""
+
+    keys: Int[Tensor, "B"]  # 64 bits each
+
+    @classmethod
+    def of(
+        cls, *key: str | int, samples: Sequence[int] | range, device: str | torch.device = "cpu"
+    ) -> "Streams":
+        """The streams of these sample indices under `key`, e.g. ("train", seed, step)."""
+        indices = torch.tensor(list(samples), dtype=torch.int64, device=device)
+        root = torch.full_like(indices, _as_int64(_digest(*key)))
+        return cls(root).at(indices)
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def __getitem__(self, samples: Int[Tensor, "R"]) -> "Streams":
+        """The streams of these rows of the batch; a row may come several times."""
+        return Streams(self.keys[samples])
+
+    def at(self, *name: str | int | Int[Tensor, "B"]) -> "Streams":
+        """The streams of a named draw: `streams.at("mask")`, `streams.at("call", 3)`."""
+        keys = self.keys
+        for part in name:
+            keys = _fold(keys, part)
+        return Streams(keys)
+
+    def uniform(self, *shape: int, dtype: torch.dtype = torch.float32) -> Float[Tensor, "B ..."]:
+        """Uniform on the open interval (0, 1): 23 random bits in float32, 52 in float64."""
+        count = math.prod(shape)
+        if dtype == torch.float64:
+            words = self._words(2 * count).view(len(self), count, 2)
+            bits = (words[..., 0] << 20) + (words[..., 1] >> 12)
+            unit = (bits.double() + 0.5) * 2.0**-52
+        else:
+            unit = ((self._words(count) >> 9).float() + 0.5) * 2.0**-23
+        return unit.view(len(self), *shape)
+
+    def normal(self, *shape: int) -> Float[Tensor, "B ..."]:
+        """Standard normal, by the Box-Muller transform."""
+        count = math.prod(shape)
+        radius, turn = self.uniform(2, (count + 1) // 2).unbind(1)
+        radius, angle = (-2 * radius.log()).sqrt(), 2 * math.pi * turn
+        pairs = torch.cat([radius * angle.cos(), radius * angle.sin()], dim=1)
+        return pairs[:, :count].reshape(len(self), *shape)
+
+    def integers(self, low: int, high: int) -> Int[Tensor, "B"]:
+        """One integer a sample, uniform over low..high, both included."""
+        span = high - low + 1
+        return low + (self.uniform(dtype=torch.float64) * span).long()
+
+    def _words(self, count: int) -> Int[Tensor, "B {count}"]:
+        """`count` random words of 32 bits a sample."""
+        index = torch.arange((count + 3) // 4, device=self.keys.device).expand(len(self), -1)
+        counter = (index & _WORD, index >> 32, torch.zeros_like(index), torch.full_like(index, _DRAW))
+        words = philox(counter, _halves(self.keys[:, None]))
+        return torch.stack(words, dim=-1).flatten(1)[:, :count]
+
+
+Words4 = tuple[Tensor, Tensor, Tensor, Tensor]
+
+
+def philox(counter: Words4, key: tuple[Tensor, Tensor]) -> Words4:
+    """Philox4x32-10: four random words for each counter under each key; 32-bit words held in int64."""
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(_NUM_ROUNDS):
+        product0, product1 = _MULTIPLIERS[0] * c0, _MULTIPLIERS[1] * c2
+        (low0, high0), (low1, high1) = _halves(product0), _halves(product1)
+        c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
+        k0, k1 = (k0 + _KEY_STEPS[0]) & _WORD, (k1 + _KEY_STEPS[1]) & _WORD
+    return c0, c1, c2, c3
+
+
+def _fold(keys: Int[Tensor, "B"], part: str | int | Int[Tensor, "B"]) -> Int[Tensor, "B"]:
+    if not isinstance(part, Tensor):
+        part = torch.full_like(keys, _as_int64(_digest(part) if isinstance(part, str) else part))
+    low, high = _halves(part)
+    tag = torch.full_like(keys, _FOLD)
+    word0, word1, _, _ = philox((low, high, torch.zeros_like(keys), tag), _halves(keys))
+    return (word1 << 32) | word0
+
+
+def _halves(bits: Tensor) -> tuple[Tensor, Tensor]:
+    """The low and the high 32 bits; the mask also undoes the sign that an arithmetic shift drags in."""
+    return bits & _WORD, (bits >> 32) & _WORD
+
+
+def _digest(*key: str | int) -> int:
+    return int.from_bytes(hashlib.blake2b(repr(key).encode(), digest_size=8).digest(), "big")
+
+
+def _as_int64(bits: int) -> int:
+    """The same 64 bits read as a signed number."""
+    return bits - (1 << 64) if bits >= 1 << 63 else bits
