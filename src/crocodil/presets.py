@@ -41,10 +41,10 @@ def paper_encoder() -> RegisterEncoderConfig:
 
 
 def paper_prior() -> RegisterDenoiserConfig:
-    """App. E: 28 layers, "roughly 400M"; without cross-attention 361M (decision D22)."""
+    """App. E: 28 layers, "roughly 400M"; without cross-attention 362M (decision D22)."""
     return RegisterDenoiserConfig()
 
 
 def paper_conditional_prior() -> RegisterDenoiserConfig:
-    """App. E, for ConWithinDisc: cross-attention to all 128 registers of the visible text; 481M (D22)."""
+    """App. E, for ConWithinDisc: cross-attention to all 128 registers of the visible text; 482M (D22)."""
     return RegisterDenoiserConfig(condition_width=1024, condition_length=128)

@@ -7,7 +7,7 @@ Samplers return what happened, the raw number of calls included; `Cost` turns th
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import torch
 from jaxtyping import Float
@@ -29,13 +29,8 @@ from crocodil.processes.registers import block_index, normalise
 from crocodil.seeding import Streams
 from crocodil.shapes import Positions, RegisterBank, RowLogits, TokenIds
 
-
-class Demask(Protocol):
-    """f_theta as the loop sees it: logits at the rows that are wanted."""
-
-    def __call__(
-        self, noisy_tokens: TokenIds, registers: RegisterBank | None, rows: Positions, /
-    ) -> RowLogits: ...
+# f_theta as the loop sees it: logits at the rows that are wanted.
+Demask: TypeAlias = Callable[[TokenIds, RegisterBank | None, Positions], RowLogits]
 
 
 def unguided(demasker: LLaDA) -> Demask:
@@ -257,6 +252,8 @@ def con_within_disc(
     `refresh_fractions` of the calls are made before each refresh; one half way is what the paper ran
     (decision D9).
     """
+    if not all(0 <= fraction < 1 for fraction in refresh_fractions):
+        raise ValueError(f"refresh fractions lie in [0, 1), not at {list(refresh_fractions)}")
     registers, spent = draw(streams.at("prior"))
     samples = decode(
         demask,
@@ -274,13 +271,13 @@ def autoencode(
     encode: Callable[[TokenIds], RegisterBank],
     demask: Demask,
     tokens: TokenIds,
+    canvas: TokenIds,
     decoding: Decoding,
     *,
     streams: Streams,
 ) -> Samples:
-    """Algorithm 6: encode a sequence to registers (line 2) and decode it back from nothing else."""
+    """Algorithm 6: encode a sequence to registers (line 2) and decode these on a new canvas (lines 3-9)."""
     with torch.no_grad():
         registers = encode(tokens)
-    canvas = empty_canvas(len(tokens), decoding, tokens.device)
     samples = decode(demask, canvas, decoding, registers=registers, streams=streams)
     return samples._replace(cost=samples.cost + Cost(encoder_calls=1))

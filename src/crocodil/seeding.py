@@ -19,7 +19,6 @@ _WORD = 0xFFFFFFFF
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 _NUM_ROUNDS = 10
-_DRAW, _FOLD = 0, 1  # the last counter word: numbers for the user, or the key of another stream
 
 
 def generator_for(*key: str | int, device: str | torch.device = "cpu") -> torch.Generator:
@@ -83,8 +82,8 @@ class Streams:
     def _words(self, count: int) -> Int[Tensor, "B {count}"]:
         """`count` random words of 32 bits a sample."""
         index = torch.arange((count + 3) // 4, device=self.keys.device).expand(len(self), -1)
-        counter = (index & _WORD, index >> 32, torch.zeros_like(index), torch.full_like(index, _DRAW))
-        words = philox(counter, _halves(self.keys[:, None]))
+        zero = torch.zeros_like(index)
+        words = philox((index & _WORD, index >> 32, zero, zero), _halves(self.keys[:, None]))
         return torch.stack(words, dim=-1).flatten(1)[:, :count]
 
 
@@ -104,17 +103,23 @@ def philox(counter: Words4, key: tuple[Tensor, Tensor]) -> Words4:
 
 
 def _fold(keys: Int[Tensor, "B"], part: str | int | Int[Tensor, "B"]) -> Int[Tensor, "B"]:
-    if not isinstance(part, Tensor):
-        part = torch.full_like(keys, _as_int64(_digest(part) if isinstance(part, str) else part))
-    low, high = _halves(part)
-    tag = torch.full_like(keys, _FOLD)
-    word0, word1, _, _ = philox((low, high, torch.zeros_like(keys), tag), _halves(keys))
-    return (word1 << 32) | word0
+    """The keys of other streams: SplitMix64's mixer, far cheaper than a draw (Steele et al., 2014)."""
+    if isinstance(part, str):
+        part = _as_int64(_digest(part))
+    mixed = keys * _GOLDEN + part
+    for shift, multiplier in _MIXERS:
+        mixed = (mixed ^ _shift_right(mixed, shift)) * multiplier
+    return mixed ^ _shift_right(mixed, 31)
 
 
 def _halves(bits: Tensor) -> tuple[Tensor, Tensor]:
-    """The low and the high 32 bits; the mask also undoes the sign that an arithmetic shift drags in."""
-    return bits & _WORD, (bits >> 32) & _WORD
+    """The low and the high 32 bits."""
+    return bits & _WORD, _shift_right(bits, 32)
+
+
+def _shift_right(bits: Tensor, count: int) -> Tensor:
+    """Without the sign that torch's arithmetic shift drags in."""
+    return (bits >> count) & ((1 << (64 - count)) - 1)
 
 
 def _digest(*key: str | int) -> int:
@@ -124,3 +129,7 @@ def _digest(*key: str | int) -> int:
 def _as_int64(bits: int) -> int:
     """The same 64 bits read as a signed number."""
     return bits - (1 << 64) if bits >= 1 << 63 else bits
+
+
+_GOLDEN = _as_int64(0x9E3779B97F4A7C15)
+_MIXERS = ((30, _as_int64(0xBF58476D1CE4E5B9)), (27, _as_int64(0x94D049BB133111EB)))

@@ -7,7 +7,6 @@ equals leaving them out (decision D17). Knows nothing of noise, dropout or how r
 """
 
 from dataclasses import dataclass
-from typing import Self
 
 import torch
 from jaxtyping import Float, Int
@@ -78,11 +77,11 @@ class Demasker(nn.Module):
         states = self.backbone.transform(embeddings, angles, key_mask)[:, -num_text:]
         return self.backbone.logits(states if rows is None else states[rows])
 
-    def init_weights(self, generator: torch.Generator) -> Self:
+    def init_weights(self, generator: torch.Generator) -> "Demasker":
         self.backbone.init_weights(generator)
         return self.init_interface(generator)
 
-    def init_interface(self, generator: torch.Generator) -> Self:
+    def init_interface(self, generator: torch.Generator) -> "Demasker":
         """What a loaded LLaDA does not have: register vectors start as large as token embeddings."""
         token_std = self.backbone.embed.weight.float().std().item()
         nn.init.normal_(self.boundaries, std=token_std, generator=generator)

@@ -5,7 +5,6 @@ Knows neither time (LLaDA has none, decision D10) nor registers, except as embed
 """
 
 from dataclasses import dataclass
-from typing import Self
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +13,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from crocodil.shapes import Logits, Positions, RowLogits, TokenIds
+from crocodil.shapes import Positions, RowLogits, TokenIds
 
 Embeddings = Float[Tensor, "B L W"]
 Angles = Float[Tensor, "#B L P"]  # rotary angles: P = head width / 2 frequency pairs
@@ -71,7 +70,7 @@ class LLaDA(nn.Module):
         attention_mask: KeyMask | None = None,
         positions: Int[Tensor, "#B L"] | None = None,
         rows: Positions | None = None,
-    ) -> Logits | RowLogits:
+    ) -> Float[Tensor, "B L V"] | RowLogits:
         """Logits over prefix and tokens, or at the token positions in `rows` alone.
 
         `attention_mask` (True: may be seen) and `positions` cover prefix and tokens; positions count from
@@ -111,7 +110,7 @@ class LLaDA(nn.Module):
         exponent = torch.arange(0, self.config.head_width, 2, device=device).float() / self.config.head_width
         return 1.0 / self.config.rope_theta**exponent
 
-    def init_weights(self, generator: torch.Generator) -> Self:
+    def init_weights(self, generator: torch.Generator) -> "LLaDA":
         """Normal with std 0.02; what writes into the residual stream shrinks with depth."""
         residual_std = 0.02 / (2 * self.config.num_layers) ** 0.5
         for name, parameter in self.named_parameters():

@@ -7,7 +7,6 @@ Predicts the clean bank. Knows no schedule.
 
 import math
 from dataclasses import dataclass
-from typing import Self
 
 import torch
 import torch.nn.functional as F
@@ -55,7 +54,7 @@ class RegisterDenoiser(nn.Module):
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
         self.last_table = nn.Parameter(torch.zeros(2, width))
         self.leave = nn.Linear(width, config.register_width)
-        self.condition = ConditionEntry(config) if config.condition_width is not None else None
+        self.enter_condition = ConditionEntry(config) if config.condition_width is not None else None
 
     def forward(
         self,
@@ -75,38 +74,34 @@ class RegisterDenoiser(nn.Module):
                 f"registers of shape {tuple(noisy_registers.shape[1:])} for a denoiser of "
                 f"{self.config.num_registers} x {self.config.register_width}"
             )
-        if condition is not None and self.condition is None:
+        if condition is not None and self.enter_condition is None:
             raise ValueError("this denoiser was built without cross-attention: it takes no condition")
         tokens = self.enter(noisy_registers.to(self.enter.weight.dtype)) + self.places
         time = self.time(time_features(diffusion_time).to(tokens.dtype))
         modulation = rearrange(self.time_modulation(F.silu(time)), "b k (s w) -> b k s w", s=6)
         context = None
-        if self.condition is not None:
-            context = self.condition(condition, keep_condition, batch_size=len(tokens))
+        if self.enter_condition is not None:
+            context = self.enter_condition(condition, keep_condition, batch_size=len(tokens))
         for block in self.blocks:
             tokens = block(tokens, modulation, context)
         shift, scale = (self.last_table + time[:, :, None]).unbind(dim=2)
         return self.leave(modulate(tokens, shift, scale)).to(noisy_registers.dtype)
 
-    def init_weights(self, generator: torch.Generator) -> Self:
+    def init_weights(self, generator: torch.Generator) -> "RegisterDenoiser":
         """Every block starts close to the identity, and the first prediction is the zero bank."""
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 nn.init.xavier_uniform_(module.weight, generator=generator)
                 nn.init.zeros_(module.bias)
-            if isinstance(module, Block):
-                nn.init.normal_(module.table, std=self.config.width**-0.5, generator=generator)
-                if module.cross is not None:
-                    nn.init.zeros_(module.cross.out.weight)
-        nn.init.normal_(self.places, std=0.02, generator=generator)
-        nn.init.normal_(self.last_table, std=self.config.width**-0.5, generator=generator)
         for name, parameter in self.named_parameters():
-            if name.startswith("time") and parameter.ndim == 2:
+            if name.endswith("table"):
+                nn.init.normal_(parameter, std=self.config.width**-0.5, generator=generator)
+            elif name.endswith("places") or (name.startswith("time") and parameter.ndim == 2):
                 nn.init.normal_(parameter, std=0.02, generator=generator)
-        nn.init.zeros_(self.leave.weight)
-        if self.condition is not None:
-            nn.init.normal_(self.condition.null, generator=generator)
-            nn.init.normal_(self.condition.places, std=0.02, generator=generator)
+            elif name.endswith(("cross.out.weight", "leave.weight")):
+                nn.init.zeros_(parameter)
+            elif name.endswith("null"):  # as large as a register
+                nn.init.normal_(parameter, generator=generator)
         return self
 
 

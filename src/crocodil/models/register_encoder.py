@@ -7,7 +7,6 @@ Knows nothing of masks as tokens: what is hidden is told to it, and it cannot lo
 """
 
 from dataclasses import dataclass
-from typing import Self
 
 import torch
 from jaxtyping import Bool, Int
@@ -94,7 +93,7 @@ class RegisterEncoder(nn.Module):
         ).last_hidden_state[:, -self.config.num_registers :]
         return normalise(states if self.register_map is None else self.register_map(states))
 
-    def init_weights(self, generator: torch.Generator) -> Self:
+    def init_weights(self, generator: torch.Generator) -> "RegisterEncoder":
         residual_std = 0.02 / (2 * self.config.num_layers) ** 0.5
         for name, parameter in self.backbone.named_parameters():
             if parameter.ndim == 1:
@@ -104,7 +103,7 @@ class RegisterEncoder(nn.Module):
                 nn.init.normal_(parameter, std=residual_std if writes else 0.02, generator=generator)
         return self.init_registers(generator)
 
-    def init_registers(self, generator: torch.Generator) -> Self:
+    def init_registers(self, generator: torch.Generator) -> "RegisterEncoder":
         """What a loaded Qwen3 does not have: suffix registers, as large as token embeddings."""
         token_std = self.backbone.embed_tokens.weight.float().std().item()
         nn.init.normal_(self.suffix, std=token_std, generator=generator)
@@ -121,7 +120,7 @@ class RegisterEncoder(nn.Module):
     def _positions(self, valid: Positions) -> Int[Tensor, "B L"]:
         """The tail stands behind the padding in memory, but directly behind the text in position."""
         num_text, num_tail = valid.shape[1], self.config.num_registers
-        after = last_valid(valid)[:, None] + 1 + torch.arange(num_tail, device=valid.device)
+        after = valid.sum(dim=1, keepdim=True) + torch.arange(num_tail, device=valid.device)
         return torch.cat([torch.arange(num_text, device=valid.device).expand(len(valid), -1), after], dim=1)
 
     def _attention_mask(self, visible: Positions) -> Bool[Tensor, "B 1 L L"]:
@@ -146,9 +145,3 @@ class Rotary(nn.Module):
         angles = positions[..., None].float() / self.theta**exponent
         angles = torch.cat([angles, angles], dim=-1)
         return angles.cos().to(states.dtype), angles.sin().to(states.dtype)
-
-
-def last_valid(valid: Positions) -> Int[Tensor, "B"]:
-    """The last position of each text; -1 where it is empty."""
-    index = torch.arange(valid.shape[1], device=valid.device)
-    return torch.where(valid, index, -1).max(dim=1).values

@@ -82,8 +82,8 @@ def ddim(
     """
     if any(later >= earlier for earlier, later in pairwise(times)) or len(times) < 2:
         raise ValueError(f"DDIM's base times must fall from step to step, these do not: {list(times)}")
-    if times[-1] > -float(offsets.max()):
-        raise ValueError(f"base time {times[-1]} leaves noise: it must end at {-float(offsets.max())}")
+    if offsets.max() + times[-1] > 0:
+        raise ValueError(f"base time {times[-1]} leaves noise: it must end at {-offsets.max():.3g}")
     if eta and streams is None:
         raise ValueError("eta > 0 draws fresh noise: pass streams")
     registers = noise

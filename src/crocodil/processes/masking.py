@@ -4,9 +4,9 @@ Pure tensor mathematics. Knows neither networks nor registers: a demasker enters
 Throughout, `mask_prob` is the paper's 1 - alpha_t: 0 is clean, 1 is all hidden.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -196,13 +196,9 @@ class RevealStep(NamedTuple):
         return -(-self.hidden.sum(dim=1) // self.calls_left)
 
 
-class RevealRule(Protocol):
-    """Decides, of the open positions, which show their token after a call (decision D8).
-
-    A token once shown stays, except under `Remask`. After a block's last call every position shows.
-    """
-
-    def __call__(self, step: RevealStep, /) -> Positions: ...
+# Decides, of the open positions, which show their token after a call (decision D8). A token once shown
+# stays, except under `Remask`. After a block's last call every position shows.
+RevealRule: TypeAlias = Callable[[RevealStep], Positions]
 
 
 @dataclass(frozen=True)

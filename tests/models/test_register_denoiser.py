@@ -1,0 +1,87 @@
+from dataclasses import replace
+
+import pytest
+import tiny
+import torch
+from tiny import CONDITIONAL, NUM_REGISTERS, REGISTER_WIDTH
+
+from crocodil import presets
+from crocodil.models.register_denoiser import RegisterDenoiser
+from crocodil.seeding import generator_for
+
+
+def time(count, value=0.5):
+    return torch.full((count, NUM_REGISTERS), value)
+
+
+@pytest.mark.parametrize(
+    ("preset", "blocks", "total"),
+    [
+        (presets.paper_prior, 352_751_616, 362_471_424),
+        (presets.paper_conditional_prior, 470_306_816, 482_387_968),
+    ],
+)
+def test_the_papers_shape_has_28_layers_and_roughly_400m_parameters(preset, blocks, total):
+    with torch.device("meta"):
+        denoiser = RegisterDenoiser(preset())
+    assert len(denoiser.blocks) == 28
+    assert sum(p.numel() for p in denoiser.blocks.parameters()) == blocks
+    assert sum(p.numel() for p in denoiser.parameters()) == total
+
+
+def test_a_fresh_denoiser_predicts_the_zero_bank():
+    denoiser = RegisterDenoiser(CONDITIONAL).init_weights(generator_for("fresh"))
+    assert torch.equal(denoiser(tiny.bank(2), time(2)), torch.zeros(2, NUM_REGISTERS, REGISTER_WIDTH))
+
+
+def test_every_register_has_a_time_of_its_own():
+    denoiser, registers = tiny.denoiser(), tiny.bank(1)
+    before = denoiser(registers, time(1))
+    changed = time(1)
+    changed[:, 3] = 0.9
+    difference = (denoiser(registers, changed) - before).abs().amax(dim=(0, 2))
+    assert difference.argmax() == 3
+    uniform = denoiser(registers, time(1, 0.9))
+    assert not torch.allclose(uniform, before, atol=1e-3)
+
+
+def test_registers_are_told_apart_by_their_place():
+    denoiser, registers = tiny.denoiser(), tiny.bank(1)
+    flipped = denoiser(registers.flip(1), time(1)).flip(1)
+    assert not torch.allclose(flipped, denoiser(registers, time(1)), atol=1e-3)
+
+
+def test_registers_look_at_each_other():
+    denoiser, registers = tiny.denoiser(), tiny.bank(1)
+    changed = registers.clone()
+    changed[:, 0] += 1
+    difference = denoiser(changed, time(1)) - denoiser(registers, time(1))
+    assert (difference.abs().amax(dim=(0, 2)) > 1e-4).all()
+
+
+def test_a_condition_changes_the_prediction_and_dropping_it_is_the_null_condition():
+    denoiser, registers, condition = tiny.denoiser(CONDITIONAL), tiny.bank(3), tiny.bank(3).flip(0)
+    with_it, without = denoiser(registers, time(3), condition=condition), denoiser(registers, time(3))
+    assert not torch.allclose(with_it, without, atol=1e-3)
+    keep = torch.tensor([True, False, True])
+    mixed = denoiser(registers, time(3), condition=condition, keep_condition=keep)
+    assert torch.allclose(mixed, torch.where(keep[:, None, None], with_it, without), atol=1e-6)
+
+
+def test_the_null_condition_is_trained():
+    denoiser = tiny.denoiser(CONDITIONAL)
+    denoiser(tiny.bank(2), time(2)).square().sum().backward()
+    assert denoiser.enter_condition.null.grad.abs().sum() > 0
+
+
+def test_what_does_not_fit_is_refused():
+    with pytest.raises(ValueError, match="built without cross-attention"):
+        tiny.denoiser()(tiny.bank(2), time(2), condition=tiny.bank(2))
+    with pytest.raises(ValueError, match=r"a condition of shape \(5, 16\), expected \(6, 16\)"):
+        tiny.denoiser(CONDITIONAL)(tiny.bank(2), time(2), condition=tiny.bank(2, 5))
+    with pytest.raises(ValueError, match=r"registers of shape \(5, 16\) for a denoiser of 6 x 16"):
+        tiny.denoiser()(tiny.bank(2, 5), torch.zeros(2, 5))
+    with pytest.raises(ValueError, match="both a width and a length"):
+        replace(tiny.DENOISER, condition_width=16)
+    with pytest.raises(ValueError, match="does not split into 5 heads"):
+        replace(tiny.DENOISER, num_heads=5)

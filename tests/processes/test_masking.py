@@ -1,0 +1,247 @@
+import math
+
+import pytest
+import tiny
+import torch
+from tiny import MASK, VOCAB
+
+from crocodil.processes.masking import (
+    AboveThreshold,
+    AtRandom,
+    DecodePlan,
+    MostConfident,
+    NoisyConfidence,
+    Remask,
+    RevealStep,
+    demasking_loss,
+    gumbel_argmax,
+    highest,
+    mask_prob_at,
+    mask_tokens,
+    propose_tokens,
+    reverse_step,
+)
+
+RULES = [MostConfident(), AtRandom(), NoisyConfidence(), AboveThreshold(0.3), Remask()]
+
+
+# ---------------------------------------------------------------- training
+
+
+@pytest.mark.parametrize("prob", [0.0, 0.1, 0.5, 0.9, 1.0])
+def test_masking_frequency_is_the_mask_probability(prob):
+    tokens = tiny.programs(400, 100)
+    noisy, hidden = mask_tokens(tokens, torch.full((400,), prob), mask_id=MASK, streams=tiny.streams(400))
+    assert hidden.float().mean().item() == pytest.approx(prob, abs=0.008)
+    assert torch.equal(noisy == MASK, hidden)
+    assert torch.equal(noisy[~hidden], tokens[~hidden])
+
+
+def test_tokens_are_hidden_independently_of_each_other():
+    hidden = mask_tokens(
+        tiny.programs(20_000, 6), torch.full((20_000,), 0.3), mask_id=MASK, streams=tiny.streams(20_000)
+    ).hidden
+    correlation = torch.corrcoef(hidden.float().T) - torch.eye(6)
+    assert correlation.abs().max() < 0.03
+
+
+def test_the_mask_probability_runs_from_lladas_floor_to_one():
+    assert mask_prob_at(torch.tensor([0.0, 0.5, 1.0])).tolist() == pytest.approx([1e-3, 0.5005, 1.0])
+
+
+def test_masking_then_reversing_to_an_earlier_time_is_masking_at_that_time():
+    tokens, count = tiny.programs(2000, 50), 2000
+    late, early = torch.full((count,), 0.8), torch.full((count,), 0.3)
+    noisy, hidden = mask_tokens(tokens, late, mask_id=MASK, streams=tiny.streams(count, "forward"))
+    found = reverse_step(
+        noisy,
+        tokens,
+        mask_prob=late,
+        next_mask_prob=early,
+        mask_id=MASK,
+        streams=tiny.streams(count, "reverse"),
+    )
+    assert (found == MASK).float().mean().item() == pytest.approx(0.3, abs=0.006)
+    assert torch.equal(found[~hidden], tokens[~hidden])
+    assert ((found == tokens) | (found == MASK)).all()
+
+
+@pytest.mark.parametrize("prob", [0.05, 0.5, 1.0])
+def test_the_loss_weight_makes_the_loss_of_a_guesser_log_v_at_any_mask_probability(prob):
+    tokens, mask_prob = tiny.programs(4000, 50), torch.full((4000,), prob)
+    hidden = mask_tokens(tokens, mask_prob, mask_id=MASK, streams=tiny.streams(4000)).hidden
+    guess = torch.zeros(int(hidden.sum()), VOCAB)
+    loss = demasking_loss(guess, tokens, hidden, mask_prob)
+    assert loss.item() == pytest.approx(math.log(VOCAB), rel=0.03)
+
+
+def test_the_loss_counts_hidden_positions_only_and_divides_by_all():
+    tokens = torch.tensor([[3, 1], [2, 0]])
+    hidden = torch.tensor([[True, False], [True, True]])
+    logits = torch.randn(3, 5, generator=torch.Generator().manual_seed(0))
+    log_prob = logits.log_softmax(dim=1)
+    expected = -(log_prob[0, 3] / 0.5 + log_prob[1, 2] / 0.25 + log_prob[2, 0] / 0.25) / 4
+    assert torch.allclose(demasking_loss(logits, tokens, hidden, torch.tensor([0.5, 0.25])), expected)
+
+
+# ---------------------------------------------------------------- the plan
+
+
+def test_a_plan_opens_blocks_left_to_right_and_spends_all_its_calls():
+    plan = DecodePlan(length=256, block_size=32, num_calls=32)  # the paper's example: 8 tokens a call
+    calls = list(plan.calls())
+    assert [call.index for call in calls] == list(range(32))
+    assert [call.calls_left for call in calls[:5]] == [4, 3, 2, 1, 4]
+    assert [(call.block_start, call.block_end) for call in calls[::4]] == [
+        (i, i + 32) for i in range(0, 256, 32)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("length", "block_size", "num_calls", "message"),
+    [
+        (256, 48, 16, "block_size 48 does not divide length 256"),
+        (256, 32, 12, "12 calls do not split over 8 blocks: take a multiple of 8"),
+        (256, 32, 512, "take at most 256"),
+        (256, 256, 0, "num_calls must be at least 1"),
+        (0, 32, 8, "length must be at least 1"),
+    ],
+)
+def test_an_impossible_plan_cannot_be_built(length, block_size, num_calls, message):
+    with pytest.raises(ValueError, match=message):
+        DecodePlan(length=length, block_size=block_size, num_calls=num_calls)
+
+
+@pytest.mark.parametrize(
+    ("hidden", "calls", "expected"),
+    [(10, 4, [3, 3, 2, 2]), (512, 40, [13] * 32 + [12] * 8), (3, 5, [1, 1, 1, 0, 0])],
+)
+def test_the_split_over_calls_is_lladas(hidden, calls, expected):
+    left, split = hidden, []
+    for calls_left in range(calls, 0, -1):
+        masked = torch.arange(hidden)[None] < left
+        step = RevealStep(torch.zeros(1, hidden), masked, masked, calls_left, calls, tiny.streams(1))
+        split.append(int(step.quota()))
+        left -= split[-1]
+    assert split == expected
+    assert left == 0
+
+
+# ---------------------------------------------------------------- proposals
+
+
+def test_the_mask_is_never_proposed_even_where_it_is_the_best_guess():
+    logits = torch.zeros(500, VOCAB)
+    logits[:, MASK] = 50
+    for temperature in (0.0, 1.0, 100.0):
+        proposal = propose_tokens(logits, mask_id=MASK, temperature=temperature, streams=tiny.streams(500))
+        assert (proposal.tokens != MASK).all()
+        assert torch.allclose(proposal.log_prob, torch.tensor(-math.log(VOCAB - 1)))
+
+
+def test_confidences_of_half_precision_logits_do_not_saturate():
+    logits = torch.zeros(2, VOCAB, dtype=torch.bfloat16)
+    logits[0, 0], logits[1, 0] = 14, 16
+    assert logits.softmax(dim=1)[:, 0].tolist() == [1, 1]
+    log_prob = propose_tokens(logits, mask_id=MASK).log_prob
+    assert log_prob.dtype == torch.float32
+    assert log_prob[0] < log_prob[1] < 0
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+def test_gumbel_sampling_draws_from_the_tempered_softmax(temperature):
+    logits = torch.tensor([2.0, 0.0, 1.0, -1.0])
+    drawn = gumbel_argmax(logits.expand(20_000, -1), temperature=temperature, streams=tiny.streams(20_000))
+    frequency = torch.bincount(drawn, minlength=4) / 20_000
+    assert torch.allclose(frequency, (logits / temperature).softmax(dim=0), atol=0.012)
+
+
+def test_gumbel_sampling_survives_logits_whose_exponential_overflows():
+    logits = torch.tensor([[2000.0, 0.0, 1999.0]]).expand(2000, -1)
+    drawn = gumbel_argmax(logits, temperature=1.0, streams=tiny.streams(2000))
+    assert (drawn != 1).all()
+    assert (drawn == 0).float().mean().item() == pytest.approx(1 / (1 + math.exp(-1)), abs=0.03)
+
+
+def test_a_row_draws_the_same_token_whatever_other_rows_there_are():
+    logits, streams = tiny.streams(200, "logits").normal(VOCAB), tiny.streams(200)
+    together = gumbel_argmax(logits, temperature=1.0, streams=streams)
+    some = torch.tensor([3, 70, 150])
+    assert torch.equal(together[some], gumbel_argmax(logits[some], temperature=1.0, streams=streams[some]))
+
+
+def test_drawing_needs_streams_and_a_temperature_above_zero():
+    logits = torch.zeros(2, VOCAB)
+    with pytest.raises(ValueError, match="pass streams"):
+        propose_tokens(logits, mask_id=MASK, temperature=1.0)
+    with pytest.raises(ValueError, match="below 0"):
+        propose_tokens(logits, mask_id=MASK, temperature=-1.0, streams=tiny.streams(2))
+
+
+# ---------------------------------------------------------------- reveal rules
+
+
+def step(log_prob, *, hidden=None, calls_left=2, calls_per_block=4, name="rule"):
+    log_prob = torch.as_tensor(log_prob)
+    is_open = torch.ones(log_prob.shape, dtype=torch.bool)
+    hidden = is_open if hidden is None else torch.as_tensor(hidden)
+    return RevealStep(
+        log_prob, hidden, is_open, calls_left, calls_per_block, tiny.streams(len(log_prob), name)
+    )
+
+
+def test_the_left_position_wins_a_tie():
+    best = highest(
+        torch.zeros(1, 6), among=torch.tensor([[0, 1, 1, 0, 1, 1]]).bool(), count=torch.tensor([2])
+    )
+    assert best.int().tolist() == [[0, 1, 1, 0, 0, 0]]
+
+
+def test_most_confident_keeps_the_highest_probabilities_of_each_sample():
+    shown = MostConfident()(step([[-3.0, -1.0, -2.0, -0.5], [-0.1, -0.2, -0.3, -0.4]]))
+    assert shown.int().tolist() == [[0, 1, 0, 1], [1, 1, 0, 0]]
+
+
+def test_confidence_with_no_noise_is_most_confident_and_with_much_noise_is_random():
+    log_prob = -torch.arange(1.0, 9.0).expand(4000, -1)
+    assert torch.equal(NoisyConfidence(0.0)(step(log_prob)), MostConfident()(step(log_prob)))
+    frequency = NoisyConfidence(1e6)(step(log_prob)).float().mean(dim=0)
+    assert torch.allclose(frequency, torch.tensor(0.5), atol=0.03)
+    some = NoisyConfidence(1.0)(step(log_prob)).float().mean(dim=0)
+    assert (some.diff() < 0).all()
+    assert 0.5 < some[0] < 1
+
+
+def test_random_order_ignores_confidence_and_keeps_the_quota():
+    shown = AtRandom()(step(-torch.arange(8.0).expand(4000, -1)))
+    assert (shown.sum(dim=1) == 4).all()
+    assert torch.allclose(shown.float().mean(dim=0), torch.tensor(0.5), atol=0.03)
+
+
+def test_a_threshold_keeps_all_that_exceed_it_and_never_less_than_the_plan():
+    log_prob = torch.tensor([[0.95, 0.97, 0.99, 0.2], [0.1, 0.3, 0.2, 0.1]]).log()
+    shown = AboveThreshold(0.9)(step(log_prob, calls_left=4))
+    assert shown.int().tolist() == [[1, 1, 1, 0], [0, 1, 0, 0]]
+
+
+def test_remasking_hides_committed_tokens_again_at_the_rate_of_the_time():
+    committed = torch.zeros(2000, 20, dtype=torch.bool)
+    shown = Remask()(step(torch.zeros(2000, 20), hidden=committed, calls_left=4, calls_per_block=4))
+    assert 1 - shown.float().mean().item() == pytest.approx(0.75, abs=0.01)  # t = 3/4 after the first call
+    assert Remask()(step(torch.zeros(9, 20), calls_left=1)).all()
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: type(rule).__name__)
+def test_every_rule_shows_all_at_the_last_call_and_nothing_outside_the_block(rule):
+    is_open = torch.arange(10).expand(5, -1) < 6
+    log_prob = -tiny.streams(5).uniform(10)
+    last = RevealStep(log_prob, is_open, is_open, 1, 3, tiny.streams(5))
+    assert torch.equal(rule(last), is_open)
+
+
+@pytest.mark.parametrize("rule", RULES[:-1], ids=lambda rule: type(rule).__name__)
+def test_every_rule_but_remasking_keeps_what_was_shown(rule):
+    hidden = torch.arange(10).expand(50, -1) % 3 == 0
+    shown = rule(step(-tiny.streams(50).uniform(10), hidden=hidden))
+    assert shown[~hidden].all()
+    assert (shown & hidden).sum(dim=1).eq(2).all() or isinstance(rule, AboveThreshold)

@@ -1,0 +1,180 @@
+from dataclasses import replace
+
+import pytest
+import tiny
+import torch
+from tiny import CONDITIONAL, MASK, NUM_REGISTERS
+
+from crocodil.models.register_denoiser import RegisterDenoiser
+from crocodil.objectives import (
+    DemaskerObjective,
+    PriorObjective,
+    base_loss,
+    conditional_prior_loss,
+    guided_loss,
+    prior_loss,
+    sample_visible_registers,
+)
+from crocodil.seeding import generator_for
+
+
+def losses():
+    """Every objective as a function of a batch of tokens and its streams."""
+    base, demasker, encoder = tiny.llada(), tiny.demasker(), tiny.encoder()
+    prior, conditional = tiny.denoiser(), tiny.denoiser(CONDITIONAL)
+
+    def encode(tokens, hidden):
+        return encoder(tokens, hidden=hidden)
+
+    return {
+        "base": lambda tokens, streams: base_loss(base, tokens, mask_id=MASK, streams=streams),
+        "Algorithm 1": lambda tokens, streams: guided_loss(
+            encode, demasker, tokens, objective=DemaskerObjective(), mask_id=MASK, streams=streams
+        ),
+        "Algorithm 4": lambda tokens, streams: conditional_prior_loss(
+            conditional, encode, tokens, encoder(tokens),
+            objective=PriorObjective(), mask_id=MASK, streams=streams,
+        ),
+        "Algorithm 5": lambda tokens, streams: prior_loss(
+            prior, encoder(tokens), objective=PriorObjective(), streams=streams
+        ),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", losses())
+def test_the_loss_of_a_batch_is_the_mean_over_its_samples_however_it_is_split(name):
+    loss_of, tokens, streams = losses()[name], tiny.programs(8, 12), tiny.streams(8)
+    together = loss_of(tokens, streams)
+    alone = [loss_of(tokens[i : i + 1], streams[torch.tensor([i])]) for i in range(8)]
+    assert torch.allclose(together, torch.stack(alone).mean(), rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", losses())
+def test_the_same_streams_give_the_same_loss_and_others_another(name):
+    loss_of, tokens = losses()[name], tiny.programs(4, 12)
+    assert torch.equal(loss_of(tokens, tiny.streams(4, 0)), loss_of(tokens, tiny.streams(4, 0)))
+    assert not torch.equal(loss_of(tokens, tiny.streams(4, 0)), loss_of(tokens, tiny.streams(4, 1)))
+
+
+def seen_by_the_demasker(objective, count=2000):
+    """What Algorithm 1 shows the demasker, and the clean registers behind it."""
+    demasker, encoder, tokens = tiny.demasker(), tiny.encoder(), tiny.programs(count, 12)
+    seen = {}
+    demasker.register_forward_pre_hook(
+        lambda module, args, kwargs: seen.update(noisy_tokens=args[0], registers=args[1], **kwargs),
+        with_kwargs=True,
+    )
+    clean = encoder(tokens)
+    with torch.no_grad():
+        guided_loss(
+            lambda tokens, hidden: clean, demasker, tokens,
+            objective=objective, mask_id=MASK, streams=tiny.streams(count),
+        )  # fmt: skip
+    return seen, clean
+
+
+def test_algorithm_1_hides_everything_at_the_all_mask_rate():
+    for rate in (0.0, 0.25, 1.0):
+        seen, _ = seen_by_the_demasker(DemaskerObjective(all_mask_rate=rate))
+        all_hidden = (seen["noisy_tokens"] == MASK).all(dim=1).float().mean().item()
+        by_chance = (1 - rate) / 13  # a uniform mask probability hides all 12 tokens once in 13
+        assert all_hidden == pytest.approx(rate + by_chance, abs=0.03)
+
+
+def test_algorithm_1_shows_registers_at_the_cosine_of_the_paper():
+    seen, clean = seen_by_the_demasker(DemaskerObjective())
+    cosine = torch.cosine_similarity(seen["registers"], clean, dim=-1)
+    assert cosine.mean().item() == pytest.approx(0.8, abs=0.02)  # exact as the width grows; here 16
+    seen, clean = seen_by_the_demasker(DemaskerObjective(register_cosine=1.0), count=50)
+    assert torch.equal(seen["registers"], clean)
+
+
+def test_algorithm_1_asks_for_logits_where_tokens_are_hidden():
+    seen, _ = seen_by_the_demasker(DemaskerObjective(), count=50)
+    assert torch.equal(seen["rows"], seen["noisy_tokens"] == MASK)
+
+
+@pytest.mark.parametrize(
+    ("objective", "law"),
+    [
+        (DemaskerObjective(), [0.1] + [0.9 / 6] * 6),
+        (DemaskerObjective(empty_prefix_rate=0.0), [0] + [1 / 6] * 6),
+        (
+            DemaskerObjective(prefix_ends_with_block=True, empty_prefix_rate=0),
+            [0, 0.25, 0.25, 0, 0.25, 0, 0.25],
+        ),
+        (DemaskerObjective(nested_dropout=False, empty_prefix_rate=0.5), [0.5, 0, 0, 0, 0, 0, 0.5]),
+    ],
+)
+def test_the_law_of_the_prefix_length(objective, law):
+    lengths = sample_visible_registers(NUM_REGISTERS, objective, tiny.streams(20_000))
+    frequency = torch.bincount(lengths, minlength=NUM_REGISTERS + 1) / 20_000
+    assert torch.allclose(frequency, torch.tensor(law, dtype=torch.float32), atol=0.012)
+
+
+def test_gradients_of_algorithm_1_reach_encoder_and_demasker():
+    encoder, demasker = tiny.encoder(), tiny.demasker()
+    guided_loss(
+        lambda tokens, hidden: encoder(tokens), demasker, tiny.programs(32, 12),
+        objective=DemaskerObjective(), mask_id=MASK, streams=tiny.streams(32),
+    ).backward()  # fmt: skip
+    for module in (encoder, demasker):
+        assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in module.parameters())
+
+
+def test_a_denoiser_that_predicts_zero_has_loss_one():
+    fresh = RegisterDenoiser(CONDITIONAL).init_weights(generator_for("fresh"))
+    registers, tokens = tiny.encoder()(tiny.programs(64, 12)), tiny.programs(64, 12)
+    assert prior_loss(
+        fresh, registers, objective=PriorObjective(), streams=tiny.streams(64)
+    ).item() == pytest.approx(1)
+    assert conditional_prior_loss(
+        fresh, lambda tokens, hidden: registers, tokens, registers,
+        objective=PriorObjective(), mask_id=MASK, streams=tiny.streams(64),
+    ).item() == pytest.approx(1)  # fmt: skip
+
+
+def test_without_offsets_all_registers_share_one_time_and_with_them_later_ones_are_noisier():
+    denoiser, registers, times = tiny.denoiser(), tiny.bank(200), {}
+    denoiser.register_forward_pre_hook(lambda module, args: times.update(now=args[1]))
+    prior_loss(denoiser, registers, objective=PriorObjective(largest_offset=0.0), streams=tiny.streams(200))
+    assert torch.equal(times["now"], times["now"][:, :1].expand(-1, NUM_REGISTERS))
+    prior_loss(denoiser, registers, objective=PriorObjective(), streams=tiny.streams(200))
+    assert (times["now"][:, 0] < times["now"][:, -1]).float().mean() > 0.8
+
+
+def test_algorithm_4_conditions_on_visible_tokens_only_and_drops_the_condition_at_its_rate():
+    tokens, seen = tiny.programs(1000, 12), {}
+    denoiser = tiny.denoiser(CONDITIONAL)
+    denoiser.register_forward_pre_hook(lambda module, args, kwargs: seen.update(kwargs), with_kwargs=True)
+
+    def encode(noisy_tokens, hidden):
+        assert torch.equal(noisy_tokens == MASK, hidden)
+        assert torch.equal(noisy_tokens[~hidden], tokens[~hidden])
+        seen["hidden"] = hidden.float().mean().item()
+        return tiny.bank(1000)
+
+    objective = replace(PriorObjective(), condition_drop_rate=0.2)
+    conditional_prior_loss(
+        denoiser,
+        encode,
+        tokens,
+        tiny.bank(1000),
+        objective=objective,
+        mask_id=MASK,
+        streams=tiny.streams(1000),
+    )
+    assert seen["hidden"] == pytest.approx(0.5, abs=0.03)
+    assert seen["keep_condition"].float().mean().item() == pytest.approx(0.8, abs=0.04)
+
+
+def test_an_encoder_of_its_own_for_masked_text_learns_along_and_a_fixed_one_does_not():
+    own, tokens, registers = tiny.encoder(), tiny.programs(16, 12), tiny.bank(16)
+    for learns in (True, False):
+        own.zero_grad()
+        own.requires_grad_(learns)
+        conditional_prior_loss(
+            tiny.denoiser(CONDITIONAL), lambda noisy, hidden: own(noisy, hidden=hidden), tokens, registers,
+            objective=PriorObjective(), mask_id=MASK, streams=tiny.streams(16),
+        ).backward()  # fmt: skip
+        assert (own.suffix.grad is not None) is learns

@@ -1,0 +1,372 @@
+import json
+import math
+from dataclasses import dataclass, replace
+
+import pytest
+import tiny
+import torch
+from safetensors.torch import load_file
+from tiny import MASK, NUM_REGISTERS, REGISTER_WIDTH, VOCAB
+
+from crocodil.checkpoints import load_llada
+from crocodil.processes.masking import (
+    AboveThreshold,
+    AtRandom,
+    DecodePlan,
+    MostConfident,
+    NoisyConfidence,
+    Remask,
+)
+from crocodil.samplers import (
+    Cost,
+    Decoding,
+    Draw,
+    PriorSampling,
+    Size,
+    autoencode,
+    con_then_disc,
+    con_within_disc,
+    decode,
+    draw_registers,
+    empty_canvas,
+    guided,
+    unguided,
+)
+
+TABLE_1 = {32: [8, 16, 32, 64, 128, 256], 64: [8, 16, 32, 64], 128: [8, 16, 32, 64], 256: [4, 8, 16, 32, 64]}
+TABLE_2 = {
+    32: [16, 32, 64, 128, 256],
+    64: [8, 16, 32, 64, 128, 256],
+    128: [8, 16, 32, 64],
+    256: [8, 16, 32, 64, 128],
+    512: [8, 16, 32, 64, 128],
+}
+ROWS = [(256, block, calls) for block in TABLE_1 for calls in TABLE_1[block]] + [
+    (512, block, calls) for block in TABLE_2 for calls in TABLE_2[block]
+]
+RULES = [MostConfident(), AtRandom(), NoisyConfidence(), AboveThreshold(0.999), Remask()]
+
+
+def perfect(tokens):
+    """A demasker that knows the text, more certain of some positions than of others."""
+    certainty = 3 + tiny.streams(len(tokens), "certainty").uniform(tokens.shape[1])
+
+    def demask(noisy_tokens, registers, rows):
+        return certainty[rows, None] * torch.nn.functional.one_hot(tokens[rows], VOCAB)
+
+    return demask
+
+
+def decoding(length=16, block_size=None, num_calls=4, **choices):
+    plan = DecodePlan(length=length, block_size=block_size or length, num_calls=num_calls)
+    return Decoding(plan=plan, mask_id=MASK, **choices)
+
+
+# ---------------------------------------------------------------- the loop
+
+
+@pytest.mark.parametrize(("length", "block_size", "num_calls"), ROWS)
+def test_a_perfect_demasker_decodes_exactly_in_the_promised_calls(length, block_size, num_calls):
+    tokens, how = tiny.programs(2, length), decoding(length, block_size, num_calls)
+    samples = decode(perfect(tokens), empty_canvas(2, how), how, streams=tiny.streams(2))
+    assert torch.equal(samples.tokens, tokens)
+    assert samples.cost == Cost(demasker_calls=num_calls)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: type(rule).__name__)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_every_rule_fills_the_canvas_and_never_writes_the_mask_or_over_given_tokens(rule, temperature):
+    how = decoding(length=16, block_size=8, num_calls=6, rule=rule, temperature=temperature)
+    canvas = empty_canvas(5, how)
+    given = tiny.streams(5, "given").uniform(16) < 0.4  # an infilling: other places in every sample
+    tokens = tiny.programs(5, 16)
+    canvas = torch.where(given, tokens, canvas)
+    samples = decode(unguided(tiny.llada()), canvas, how, streams=tiny.streams(5), keep_history=True)
+    for state in [*samples.history, samples.tokens]:
+        assert torch.equal(state[given], tokens[given])
+    assert (samples.tokens != MASK).all()
+    assert torch.equal(samples.history[-1], samples.tokens)
+
+
+def test_a_prompt_stands_before_the_plan_and_stays():
+    tokens, how = tiny.programs(3, 20), decoding(length=16, block_size=4, num_calls=8)
+    canvas = torch.cat([tokens[:, :4], empty_canvas(3, how)], dim=1)
+    samples = decode(perfect(tokens), canvas, how, streams=tiny.streams(3), keep_history=True)
+    assert torch.equal(samples.tokens, tokens)
+    for call, state in enumerate(samples.history):  # blocks open one after the other
+        finished = 4 + 4 * ((call + 1) // 2)
+        assert (state[:, :finished] != MASK).all()
+        assert (state[:, finished + 4 :] == MASK).all()
+
+
+def test_each_call_reveals_its_share_and_committed_tokens_never_change():
+    how = decoding(length=16, num_calls=5, rule=AtRandom(), temperature=1.0)
+    samples = decode(
+        unguided(tiny.llada()), empty_canvas(4, how), how, streams=tiny.streams(4), keep_history=True
+    )
+    shown = torch.stack([(state != MASK).sum(dim=1) for state in samples.history])
+    assert (shown == torch.tensor([4, 7, 10, 13, 16])[:, None]).all()
+    for earlier, later in zip(samples.history, samples.history[1:], strict=False):
+        assert torch.equal(later[earlier != MASK], earlier[earlier != MASK])
+
+
+def test_remasking_as_printed_lets_committed_tokens_change():
+    how = decoding(length=16, num_calls=8, rule=Remask(), temperature=1.0)
+    samples = decode(
+        unguided(tiny.llada()), empty_canvas(4, how), how, streams=tiny.streams(4), keep_history=True
+    )
+    assert any(
+        ((later != earlier) & (earlier != MASK)).any()
+        for earlier, later in zip(samples.history, samples.history[1:], strict=False)
+    )
+
+
+def test_a_threshold_that_is_met_saves_calls():
+    tokens, how = tiny.programs(2, 64), decoding(length=64, num_calls=64, rule=AboveThreshold(0.1))
+    samples = decode(perfect(tokens), empty_canvas(2, how), how, streams=tiny.streams(2))
+    assert torch.equal(samples.tokens, tokens)
+    assert samples.cost == Cost(demasker_calls=1)
+
+
+def test_a_canvas_with_nothing_hidden_costs_nothing():
+    tokens, how = tiny.programs(2, 16), decoding()
+    samples = decode(perfect(tokens), tokens, how, streams=tiny.streams(2))
+    assert torch.equal(samples.tokens, tokens)
+    assert samples.cost == Cost()
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: type(rule).__name__)
+def test_a_sample_is_the_same_in_a_batch_of_any_size(rule):
+    how = decoding(length=16, num_calls=4, rule=rule, temperature=1.0)
+    demask, registers, streams = guided(tiny.demasker()), tiny.bank(6), tiny.streams(6)
+    together = decode(demask, empty_canvas(6, how), how, registers=registers, streams=streams)
+    for i in range(6):
+        one = torch.tensor([i])
+        alone = decode(demask, empty_canvas(1, how), how, registers=registers[one], streams=streams[one])
+        assert torch.equal(together.tokens[one], alone.tokens)
+
+
+def test_a_canvas_that_does_not_fit_the_plan_is_refused():
+    how = decoding(length=16)
+    with pytest.raises(ValueError, match="a plan for 16 tokens on a canvas of 10"):
+        decode(perfect(tiny.programs(1, 10)), torch.full((1, 10), MASK), how, streams=tiny.streams(1))
+    with pytest.raises(ValueError, match="the first 4 tokens are before the plan's 16"):
+        decode(perfect(tiny.programs(1, 20)), torch.full((1, 20), MASK), how, streams=tiny.streams(1))
+
+
+# ---------------------------------------------------------------- parity with LLaDA's own generate
+
+
+@dataclass(frozen=True)
+class BreakTheFirstTie:
+    """LLaDA's order, with the winners of the very first call given.
+
+    On a fully masked canvas all positions hold the same vector, so their logits are equal, and rounding
+    alone decides which tokens the public implementation revealed first on the machine that made the fixture.
+    """
+
+    winners: tuple[int, ...]
+
+    def __call__(self, step):
+        is_first_call = step.open[:, 0].all() and torch.equal(step.hidden, step.open)
+        if self.winners and is_first_call:
+            index = torch.arange(step.open.shape[1])
+            return torch.isin(index, torch.tensor(self.winners)).expand_as(step.open)
+        return MostConfident()(step)
+
+
+FIRST_WINNERS = {
+    ("llada-tiny", 0): (10,),
+    ("llada-tiny", 1): (0, 4, 6, 8, 10, 24, 31),
+    ("llada-tiny", 2): (6, 7),
+    ("llada-tiny-gqa", 0): (0,),
+    ("llada-tiny-gqa", 1): (0, 1, 3, 13, 16, 17, 18),
+    ("llada-tiny-gqa", 2): (0, 3),
+}
+
+
+@pytest.mark.parametrize("case", range(5))
+@pytest.mark.parametrize("name", ["llada-tiny", "llada-tiny-gqa"])
+def test_our_loop_generates_what_the_public_implementation_generated(fixtures, name, case):
+    model, golden = load_llada(fixtures / name), load_file(fixtures / name / "golden.safetensors")
+    setting = json.loads((fixtures / name / "cases.json").read_text())[case]
+    how = Decoding(
+        plan=DecodePlan(length=setting["length"], block_size=setting["block"], num_calls=setting["steps"]),
+        mask_id=model.config.mask_id,
+        rule=BreakTheFirstTie(FIRST_WINNERS.get((name, case), ())),
+    )
+    canvas = empty_canvas(2, how)
+    if setting["prompt"]:
+        canvas = torch.cat([golden["prompt"], canvas], dim=1)
+    samples = decode(unguided(model), canvas, how, streams=tiny.streams(2))
+    assert torch.equal(samples.tokens[:, -setting["length"] :], golden[f"generate.{case}"])
+    assert samples.cost == Cost(demasker_calls=setting["steps"])
+
+
+def test_on_a_fully_masked_canvas_the_base_cannot_tell_positions_apart():
+    logits = tiny.llada()(torch.full((1, 16), MASK))
+    assert torch.allclose(logits, logits[:, :1], atol=1e-6)
+    with_registers = tiny.demasker()(torch.full((1, 16), MASK), tiny.bank(1))
+    assert not torch.allclose(with_registers, with_registers[:, :1], atol=1e-5)
+
+
+# ---------------------------------------------------------------- Appendix B
+
+
+CAT, DOG, MEOWS, BARKS = range(4)
+
+
+def in_the_world_of_two_sentences(noisy_tokens, registers, rows):
+    """The optimal demasker: exact marginals; a register whose first entry is positive means the cat."""
+    batch, position = rows.nonzero(as_tuple=True)
+    other = noisy_tokens[batch, 1 - position]
+    cat = torch.full(other.shape, 0.5)
+    if registers is not None:
+        cat = (registers[batch, 0, 0] > 0).float()
+    cat = cat.where(other == MASK, ((other == CAT) | (other == MEOWS)).float())
+    prob = torch.zeros(len(batch), VOCAB)
+    prob[torch.arange(len(batch)), 2 * position] = cat
+    prob[torch.arange(len(batch)), 2 * position + 1] = 1 - cat
+    return prob.log()
+
+
+@pytest.mark.parametrize(
+    ("num_calls", "with_register", "expected"), [(1, False, 0.5), (2, False, 0), (1, True, 0)]
+)
+def test_half_of_all_pairs_drawn_at_once_are_incoherent_unless_a_register_guides(
+    num_calls, with_register, expected
+):
+    how = decoding(length=2, num_calls=num_calls, temperature=1.0)
+    registers = tiny.bank(2000) if with_register else None
+    samples = decode(
+        in_the_world_of_two_sentences,
+        empty_canvas(2000, how),
+        how,
+        registers=registers,
+        streams=tiny.streams(2000),
+    )
+    first, second = samples.tokens.T
+    incoherent = ((first == CAT) != (second == MEOWS)).float().mean().item()
+    assert incoherent == pytest.approx(expected, abs=0.04 if expected else 0)
+    assert (first == CAT).float().mean().item() == pytest.approx(0.5, abs=0.04)
+
+
+# ---------------------------------------------------------------- Algorithms 2, 3 and 6, and what they cost
+
+
+def test_nfe_matches_the_papers_footnote():
+    sizes = {"demasker_parameters": 8e9, "denoiser_parameters": 0.4e9}
+    assert Cost(denoiser_calls=128).nfe(**sizes) == pytest.approx(6.4)
+    assert Cost(denoiser_calls=32).nfe(**sizes) == pytest.approx(1.6)
+    within = Cost(demasker_calls=32, denoiser_calls=128 + 32, encoder_calls=1)
+    assert within.nfe(**sizes) == pytest.approx(40)  # ConWithinDisc at NFE 40, Sec. 5
+
+
+def test_flop_weighted_nfe_counts_positions_and_the_encoder_too():
+    cost = Cost(demasker_calls=10, denoiser_calls=100, encoder_calls=1)
+    sizes = {
+        "unit": Size(8_000, 512),
+        "demasker": Size(8_000, 512 + 10),
+        "denoiser": Size(400, 8),
+        "encoder": Size(600, 512 + 8),
+    }
+    expected = 10 * 522 / 512 + 100 * (400 * 8) / (8_000 * 512) + (600 * 520) / (8_000 * 512)
+    assert cost.flop_nfe(**sizes) == pytest.approx(expected)
+
+
+SAMPLING = PriorSampling(num_registers=NUM_REGISTERS, register_width=REGISTER_WIDTH, num_steps=8)
+
+
+def test_drawn_registers_lie_on_the_sphere_and_do_not_depend_on_the_batch():
+    denoiser, streams = tiny.denoiser(), tiny.streams(5)
+    drawn = draw_registers(denoiser, SAMPLING, streams=streams)
+    assert drawn.cost == Cost(denoiser_calls=8)
+    assert torch.allclose(drawn.registers.norm(dim=-1), torch.tensor(math.sqrt(REGISTER_WIDTH)))
+    for eta in (0.0, 1.0):
+        sampling = replace(SAMPLING, eta=eta)
+        together = draw_registers(denoiser, sampling, streams=streams).registers
+        alone = draw_registers(denoiser, sampling, streams=streams[torch.tensor([3])]).registers
+        assert torch.allclose(together[3:4], alone, atol=1e-5)
+
+
+def test_con_then_disc_draws_registers_and_decodes_them():
+    denoiser, demask, how = tiny.denoiser(), guided(tiny.demasker()), decoding()
+    streams, canvas = tiny.streams(3), empty_canvas(3, decoding())
+    samples = con_then_disc(
+        lambda drawn: draw_registers(denoiser, SAMPLING, streams=drawn), demask, canvas, how, streams=streams
+    )
+    assert samples.cost == Cost(demasker_calls=4, denoiser_calls=8)
+    registers = draw_registers(denoiser, SAMPLING, streams=streams.at("prior")).registers
+    assert torch.equal(
+        samples.tokens, decode(demask, canvas, how, registers=registers, streams=streams).tokens
+    )
+
+
+@pytest.mark.parametrize(
+    ("fractions", "calls"), [((), []), ((0.5,), [4]), ((0.25, 0.75), [2, 6]), ((0,), [0])]
+)
+def test_con_within_disc_refreshes_the_registers_given_the_tokens_found_so_far(fractions, calls):
+    tokens, how = tiny.programs(2, 16), decoding(num_calls=8)
+    first, second = tiny.bank(2), tiny.bank(2).flip(0)
+    seen, refreshed = [], []
+
+    def demask(noisy_tokens, registers, rows):
+        seen.append(registers)
+        return perfect(tokens)(noisy_tokens, registers, rows)
+
+    def redraw(noisy_tokens, streams):
+        refreshed.append((len(seen), int((noisy_tokens == MASK).sum())))
+        return Draw(second, Cost(denoiser_calls=32, encoder_calls=1))
+
+    samples = con_within_disc(
+        lambda streams: Draw(first, Cost(denoiser_calls=128)), redraw, demask, empty_canvas(2, how), how,
+        streams=tiny.streams(2), refresh_fractions=fractions,
+    )  # fmt: skip
+    assert refreshed == [(call, 32 - 4 * call) for call in calls]
+    assert [registers is second for registers in seen] == [bool(calls) and c >= calls[0] for c in range(8)]
+    assert samples.cost == Cost(8, 128 + 32 * len(calls), len(calls))
+
+
+def test_con_then_disc_is_con_within_disc_without_refresh():
+    denoiser, demask, how, canvas = (
+        tiny.denoiser(),
+        guided(tiny.demasker()),
+        decoding(),
+        empty_canvas(3, decoding()),
+    )
+
+    def draw(streams):
+        return draw_registers(denoiser, SAMPLING, streams=streams)
+
+    then = con_then_disc(draw, demask, canvas, how, streams=tiny.streams(3))
+    within = con_within_disc(
+        draw, lambda tokens, streams: draw(streams), demask, canvas, how,
+        streams=tiny.streams(3), refresh_fractions=(),
+    )  # fmt: skip
+    assert torch.equal(then.tokens, within.tokens)
+    assert then.cost == within.cost
+
+
+def test_a_refresh_outside_the_decoding_is_refused():
+    how = decoding()
+    with pytest.raises(ValueError, match=r"refresh fractions lie in \[0, 1\)"):
+        con_within_disc(
+            lambda streams: Draw(tiny.bank(1), Cost()), lambda tokens, streams: Draw(tiny.bank(1), Cost()),
+            guided(tiny.demasker()), empty_canvas(1, how), how,
+            streams=tiny.streams(1), refresh_fractions=(1.0,),
+        )  # fmt: skip
+
+
+def test_the_autoencoder_costs_one_encoder_call():
+    encoder, how, tokens = tiny.encoder(), decoding(), tiny.programs(2, 16)
+    samples = autoencode(
+        encoder, guided(tiny.demasker()), tokens, empty_canvas(2, how), how, streams=tiny.streams(2)
+    )
+    assert samples.cost == Cost(demasker_calls=4, encoder_calls=1)
+
+
+def test_a_guided_demasker_without_registers_decodes_with_its_empty_prefix():
+    demasker, tokens = tiny.demasker(), tiny.programs(2, 8)
+    rows = torch.ones(2, 8, dtype=torch.bool)
+    nothing_seen = demasker(tokens, tiny.bank(2), prefix_length=torch.tensor([0, 0]), rows=rows)
+    assert torch.allclose(guided(demasker)(tokens, None, rows), nothing_seen, atol=1e-5)
