@@ -2,19 +2,24 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint venv clean
+.PHONY: demo test venv format types unit clean
 .DELETE_ON_ERROR:
 
 demo: venv  ## Appendix B's two sentences: incoherent without registers, coherent with them
 	$(BIN)/python examples/cat_dog.py
 
-test: venv lint  ## style, types and every test that needs no accelerator
-	$(BIN)/python -m pytest -m "not gpu and not slow"
+test: venv  ## style, types and every test that needs no accelerator
+	$(MAKE) --no-print-directory --jobs=2 --output-sync=target format types unit
 
-lint: venv
+format: venv
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+types: venv
 	$(BIN)/mypy
+
+unit: venv
+	$(BIN)/python -m pytest -m "not gpu and not slow"
 
 venv: .venv/ready  ## .venv with the pinned versions and this package, editable
 

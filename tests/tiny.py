@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from crocodil.models.demasker import Demasker, DemaskerConfig
 from crocodil.models.llada import LLaDA, LLaDAConfig
@@ -67,13 +67,13 @@ def streams(count: int, *name: str | int) -> Streams:
     return Streams.of("test", *name, samples=range(count))
 
 
-def overfitted(loss_of: Callable[[Streams], Tensor], parameters: list, *, steps: int, count: int) -> float:
-    """Train on `count` samples until the steps are used up; the last loss."""
-    optimiser = torch.optim.AdamW(parameters, lr=1e-2, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
+def overfit(loss_of: Callable[[Streams], Tensor], *modules: nn.Module, steps: int, count: int) -> None:
+    """Train these modules on the same `count` samples, with a learning rate that rises, then falls to 0."""
+    parameters = [parameter for module in modules for parameter in module.parameters()]
+    optimiser = torch.optim.AdamW(parameters, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
     for step in range(steps):
-        optimiser.param_groups[0]["lr"] = 1e-2 * (1 - step / steps)
+        optimiser.param_groups[0]["lr"] = 1e-2 * min(1, (step + 1) / 20) * (1 - step / steps)
         loss = loss_of(streams(count, "step", step))
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()
-    return loss.item()

@@ -111,14 +111,14 @@ class LLaDA(nn.Module):
         return 1.0 / self.config.rope_theta**exponent
 
     def init_weights(self, generator: torch.Generator) -> "LLaDA":
-        """Normal with std 0.02; what writes into the residual stream shrinks with depth."""
-        residual_std = 0.02 / (2 * self.config.num_layers) ** 0.5
+        """Normal with std 1 / sqrt(inputs); what writes into the residual stream shrinks with depth."""
         for name, parameter in self.named_parameters():
             if parameter.ndim == 1:
                 nn.init.ones_(parameter)
-            else:
-                writes = name.endswith(("attn_out.weight", "down.weight"))
-                nn.init.normal_(parameter, std=residual_std if writes else 0.02, generator=generator)
+                continue
+            writes = name.endswith(("attn_out.weight", "down.weight"))
+            shrink = 2 * self.config.num_layers if writes else 1
+            nn.init.normal_(parameter, std=(parameter.shape[1] * shrink) ** -0.5, generator=generator)
         return self
 
 

@@ -94,13 +94,14 @@ class RegisterEncoder(nn.Module):
         return normalise(states if self.register_map is None else self.register_map(states))
 
     def init_weights(self, generator: torch.Generator) -> "RegisterEncoder":
-        residual_std = 0.02 / (2 * self.config.num_layers) ** 0.5
+        """Normal with std 1 / sqrt(inputs); what writes into the residual stream shrinks with depth."""
         for name, parameter in self.backbone.named_parameters():
             if parameter.ndim == 1:
                 nn.init.ones_(parameter)
-            else:
-                writes = name.endswith(("o_proj.weight", "down_proj.weight"))
-                nn.init.normal_(parameter, std=residual_std if writes else 0.02, generator=generator)
+                continue
+            writes = name.endswith(("o_proj.weight", "down_proj.weight"))
+            shrink = 2 * self.config.num_layers if writes else 1
+            nn.init.normal_(parameter, std=(parameter.shape[1] * shrink) ** -0.5, generator=generator)
         return self.init_registers(generator)
 
     def init_registers(self, generator: torch.Generator) -> "RegisterEncoder":

@@ -17,7 +17,7 @@ from crocodil.seeding import Streams
 from crocodil.shapes import PerSample, Positions, RowLogits, RowTokens, TokenIds
 
 SMALLEST_MASK_PROB = 1e-3  # LLaDA's epsilon: keeps the loss weight finite
-ROWS_AT_ONCE = 64  # how many vocabularies of float64 noise exist at a time
+NOISE_AT_ONCE = 1 << 23  # how many float64 numbers of Gumbel noise exist at a time: 64 MiB
 
 
 class Masked(NamedTuple):
@@ -164,9 +164,10 @@ def gumbel_argmax(row_logits: RowLogits, *, temperature: float, streams: Streams
     """
     if temperature < 0:
         raise ValueError(f"temperature {temperature} is below 0")
+    rows_at_once = max(1, NOISE_AT_ONCE // row_logits.shape[1])
     drawn = [
         (logits.double() + temperature * _gumbel(Streams(keys), logits.shape[1])).argmax(dim=1)
-        for logits, keys in zip(row_logits.split(ROWS_AT_ONCE), streams.keys.split(ROWS_AT_ONCE), strict=True)
+        for logits, keys in zip(row_logits.split(rows_at_once), streams.keys.split(rows_at_once), strict=True)
     ]
     return torch.cat(drawn)
 

@@ -1,0 +1,303 @@
+import json
+import shutil
+from dataclasses import replace
+
+import pytest
+import tiny
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3Model
+
+from crocodil.checkpoints import (
+    llada_config,
+    llada_name,
+    load_llada,
+    load_model,
+    load_qwen3_embedding,
+    save_model,
+)
+from crocodil.models.llada import LLaDA, LLaDAConfig
+from crocodil.processes.registers import normalise
+from crocodil.seeding import generator_for
+
+# ---------------------------------------------------------------- LLaDA's format
+
+
+@pytest.fixture
+def checkpoint(fixtures, tmp_path):
+    """A copy of a LLaDA checkpoint to damage."""
+    return shutil.copytree(fixtures / "llada-tiny", tmp_path / "checkpoint")
+
+
+def rewrite(file, change):
+    weights = load_file(file)
+    change(weights)
+    save_file(weights, file)
+
+
+def reconfigure(directory, **values):
+    file = directory / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **values}))
+
+
+def shard(directory, num_shards):
+    """Split model.safetensors into shards with an index, as large checkpoints come."""
+    weights = load_file(directory / "model.safetensors")
+    (directory / "model.safetensors").unlink()
+    weight_map = {}
+    for number in range(num_shards):
+        names = sorted(weights)[number::num_shards]
+        file_name = f"model-{number + 1:05d}-of-{num_shards:05d}.safetensors"
+        save_file({name: weights[name] for name in names}, directory / file_name)
+        weight_map |= dict.fromkeys(names, file_name)
+    (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+
+
+def test_a_llada_8b_shaped_index_of_six_shards_loads(fixtures, tmp_path):
+    values = json.loads((fixtures / "llada-8b-config.json").read_text())
+    values |= {"d_model": 8, "n_heads": 2, "n_kv_heads": 2, "mlp_hidden_size": 12, "vocab_size": 20}
+    values |= {"embedding_size": 20, "mask_token_id": 19, "eos_token_id": 18, "pad_token_id": 18}
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    original = LLaDA(llada_config(values)).init_weights(generator_for("8b"))
+    stored = {llada_name(name): tensor for name, tensor in original.state_dict().items()}
+    save_file(stored, tmp_path / "model.safetensors")
+    shard(tmp_path, 6)
+    assert len(list(tmp_path.glob("model-*.safetensors"))) == 6
+    loaded = load_llada(tmp_path).state_dict()
+    assert len(loaded) == 291
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in original.state_dict().items())
+
+
+def test_the_head_and_the_down_projections_do_not_share_a_place():
+    assert llada_name("head.weight") == "model.transformer.ff_out.weight"
+    assert llada_name("blocks.7.down.weight") == "model.transformer.blocks.7.ff_out.weight"
+    assert llada_name("blocks.7.gate.weight") == "model.transformer.blocks.7.ff_proj.weight"
+
+
+def test_weights_can_be_cast_while_they_are_read(checkpoint):
+    assert {p.dtype for p in load_llada(checkpoint).parameters()} == {torch.float32}
+    assert {p.dtype for p in load_llada(checkpoint, dtype=torch.bfloat16).parameters()} == {torch.bfloat16}
+
+
+def test_a_tied_checkpoint_has_no_head(checkpoint):
+    reconfigure(checkpoint, weight_tying=True)
+    with pytest.raises(ValueError, match=r"no place for: model\.transformer\.ff_out\.weight"):
+        load_llada(checkpoint)
+    rewrite(checkpoint / "model.safetensors", lambda w: w.pop("model.transformer.ff_out.weight"))
+    model = load_llada(checkpoint)
+    assert torch.equal(model.logits(torch.eye(64)).T, model.embed.weight)
+
+
+def test_a_missing_tensor_is_named(checkpoint):
+    rewrite(checkpoint / "model.safetensors", lambda w: w.pop("model.transformer.blocks.1.up_proj.weight"))
+    with pytest.raises(ValueError, match=r"lacks model\.transformer\.blocks\.1\.up_proj\.weight"):
+        load_llada(checkpoint)
+
+
+def test_an_unexpected_tensor_is_named(checkpoint):
+    rewrite(checkpoint / "model.safetensors", lambda w: w.update(extra=torch.zeros(2)))
+    with pytest.raises(ValueError, match="no place for: extra"):
+        load_llada(checkpoint)
+
+
+def test_a_wrong_shape_is_named(checkpoint):
+    name = "model.transformer.wte.weight"
+    rewrite(checkpoint / "model.safetensors", lambda w: w.update({name: torch.zeros(384, 63)}))
+    with pytest.raises(
+        ValueError, match=r"wte\.weight has shape \(384, 63\), the config asks for \(384, 64\)"
+    ):
+        load_llada(checkpoint)
+
+
+@pytest.mark.parametrize("kept", [0, 4, 1000, 400_000])
+def test_a_truncated_file_is_named(checkpoint, kept):
+    file = checkpoint / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:kept])
+    with pytest.raises(ValueError, match=r"model\.safetensors is damaged or cut short"):
+        load_llada(checkpoint)
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "model.pth"])
+def test_a_pickle_is_never_opened(checkpoint, name):
+    (checkpoint / "model.safetensors").rename(checkpoint / name)
+    with pytest.raises(ValueError, match=f"{name} is a pickle"):
+        load_llada(checkpoint)
+
+
+def test_a_missing_shard_a_lying_index_and_a_path_outside_are_refused(checkpoint):
+    shard(checkpoint, 3)
+    index = checkpoint / "model.safetensors.index.json"
+    weight_map = json.loads(index.read_text())["weight_map"]
+    name, file_name = next(iter(weight_map.items()))
+
+    index.write_text(json.dumps({"weight_map": {**weight_map, name: "../elsewhere.safetensors"}}))
+    with pytest.raises(ValueError, match="no file beside the index"):
+        load_llada(checkpoint)
+    index.write_text(json.dumps({"weight_map": {**weight_map, "ghost": file_name}}))
+    with pytest.raises(ValueError, match="disagree about ghost"):
+        load_llada(checkpoint)
+    index.write_text(json.dumps({"metadata": {}}))
+    with pytest.raises(ValueError, match="has no weight_map"):
+        load_llada(checkpoint)
+    index.write_text(json.dumps({"weight_map": weight_map}))
+    (checkpoint / file_name).unlink()
+    with pytest.raises(ValueError, match=f"{file_name} is missing"):
+        load_llada(checkpoint)
+
+
+def test_an_empty_or_absent_directory_is_refused(tmp_path, checkpoint):
+    with pytest.raises(ValueError, match=r"nowhere/config\.json is missing"):
+        load_llada(tmp_path / "nowhere")
+    (checkpoint / "model.safetensors").unlink()
+    with pytest.raises(ValueError, match=r"neither model\.safetensors nor model\.safetensors\.index\.json"):
+        load_llada(checkpoint)
+    (checkpoint / "config.json").write_text("{not json")
+    with pytest.raises(ValueError, match=r"config\.json is not JSON"):
+        load_llada(checkpoint)
+    (checkpoint / "config.json").write_text("[]")
+    with pytest.raises(ValueError, match="holds no JSON object"):
+        load_llada(checkpoint)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"activation_type": "swiglu"}, "activation_type is 'swiglu'; only 'silu' is implemented"),
+        ({"block_group_size": 2}, "block_group_size is 2; only 1 is implemented"),
+        ({"model_type": "llama"}, "model_type is 'llama'"),
+        ({"include_bias": True}, "include_bias is True"),
+        ({"mask_token_id": 384}, "mask_id 384 is outside a vocabulary of 384"),
+    ],
+)
+def test_what_is_not_implemented_is_refused_not_ignored(checkpoint, values, message):
+    reconfigure(checkpoint, **values)
+    with pytest.raises(ValueError, match=message):
+        load_llada(checkpoint)
+
+
+def test_a_config_without_a_needed_value_says_which(checkpoint):
+    values = json.loads((checkpoint / "config.json").read_text())
+    del values["d_model"]
+    (checkpoint / "config.json").write_text(json.dumps(values))
+    with pytest.raises(ValueError, match=r"config\.json has no 'd_model'"):
+        load_llada(checkpoint)
+
+
+# ---------------------------------------------------------------- Qwen3-Embedding
+
+
+def save_qwen(directory, kind=Qwen3Model, **choices):
+    config = Qwen3Config(
+        vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
+        head_dim=8, intermediate_size=24, eos_token_id=49, max_position_embeddings=64, **choices,
+    )  # fmt: skip
+    model = kind(config)
+    model.save_pretrained(directory)
+    return model
+
+
+@pytest.mark.parametrize("kind", [Qwen3Model, Qwen3ForCausalLM])
+def test_hidden_states_are_those_of_transformers(tmp_path, kind):
+    qwen = save_qwen(tmp_path, kind)
+    encoder = load_qwen3_embedding(tmp_path, num_registers=4, generator=generator_for("registers"))
+    tokens = torch.randint(0, 49, (3, 12), generator=generator_for("tokens"))
+    ended = torch.cat([tokens, torch.full((3, 1), 49)], dim=1)
+    theirs = getattr(qwen, "model", qwen)(input_ids=ended).last_hidden_state
+    assert torch.allclose(encoder.backbone(input_ids=ended).last_hidden_state, theirs, atol=1e-6)
+    assert torch.allclose(encoder(tokens)[:, :1], normalise(theirs[:, -1:]), atol=1e-5)
+    assert encoder.suffix.shape == (3, 16)
+    assert encoder.suffix.std() > 0
+
+
+def test_a_loaded_encoder_can_have_registers_of_another_width_and_dtype(tmp_path):
+    save_qwen(tmp_path)
+    encoder = load_qwen3_embedding(
+        tmp_path, num_registers=4, register_width=10, generator=generator_for("r"), dtype=torch.float64
+    )
+    assert {parameter.dtype for parameter in encoder.parameters()} == {torch.float64}
+    assert encoder(torch.zeros(1, 5, dtype=torch.int64)).shape == (1, 4, 10)
+
+
+def test_a_damaged_qwen_folder_is_refused(tmp_path):
+    save_qwen(tmp_path)
+    rewrite(tmp_path / "model.safetensors", lambda w: w.pop("layers.1.mlp.up_proj.weight"))
+    with pytest.raises(ValueError, match=r"lacks layers\.1\.mlp\.up_proj\.weight"):
+        load_qwen3_embedding(tmp_path, num_registers=4, generator=generator_for("r"))
+    reconfigure(tmp_path, model_type="llama")
+    with pytest.raises(ValueError, match="model_type is 'llama'; only 'qwen3'"):
+        load_qwen3_embedding(tmp_path, num_registers=4, generator=generator_for("r"))
+    reconfigure(tmp_path, model_type="qwen3", rope_parameters={"rope_type": "yarn", "rope_theta": 1e4})
+    with pytest.raises(ValueError, match="rope type is 'yarn'"):
+        load_qwen3_embedding(tmp_path, num_registers=4, generator=generator_for("r"))
+
+
+# ---------------------------------------------------------------- our own format
+
+BUILDERS = {
+    "llada": tiny.llada,
+    "tied llada": lambda: tiny.llada(replace(tiny.BACKBONE, tied_head=True)),
+    "demasker": tiny.demasker,
+    "encoder": tiny.encoder,
+    "encoder with a map": lambda: tiny.encoder(replace(tiny.ENCODER, register_width=24)),
+    "prior": tiny.denoiser,
+    "conditional prior": lambda: tiny.denoiser(tiny.CONDITIONAL),
+}
+
+
+@pytest.mark.parametrize("name", BUILDERS)
+def test_a_saved_model_comes_back_bit_for_bit(tmp_path, name):
+    model = BUILDERS[name]()
+    save_model(model, tmp_path / "model")
+    loaded = load_model(tmp_path / "model")
+    assert type(loaded) is type(model)
+    assert loaded.config == model.config
+    weights = loaded.state_dict()
+    assert weights.keys() == model.state_dict().keys()
+    assert all(torch.equal(weights[key], tensor) for key, tensor in model.state_dict().items())
+    assert {file.name for file in (tmp_path / "model").iterdir()} == {"config.json", "model.safetensors"}
+
+
+def test_a_loaded_encoder_and_demasker_compute_as_before(tmp_path):
+    encoder, demasker, tokens = tiny.encoder(), tiny.demasker(), tiny.programs(2, 8)
+    save_model(encoder, tmp_path / "encoder")
+    save_model(demasker, tmp_path / "demasker")
+    registers = encoder(tokens)
+    assert torch.equal(load_model(tmp_path / "encoder")(tokens), registers)
+    assert torch.equal(load_model(tmp_path / "demasker")(tokens, registers), demasker(tokens, registers))
+
+
+def test_a_model_is_never_overwritten(tmp_path):
+    save_model(tiny.llada(), tmp_path / "model")
+    with pytest.raises(ValueError, match="exists: models are never overwritten"):
+        save_model(tiny.llada(), tmp_path / "model")
+
+
+def test_a_save_that_fails_leaves_nothing_behind(tmp_path):
+    model = tiny.llada()
+    model.head.weight = model.embed.weight  # safetensors refuse shared memory
+    with pytest.raises(RuntimeError):
+        save_model(model, tmp_path / "model")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"format": "other"}, "not in this project's format"),
+        ({"format_version": 99}, "format version 99; this crocodil reads 1"),
+        ({"kind": "Sampler"}, "unknown kind of model 'Sampler'"),
+        ({"config": {"width": 3}}, "fields of LLaDAConfig differ"),
+        ({"config": None}, "expected the fields of LLaDAConfig"),
+    ],
+)
+def test_a_foreign_or_newer_description_is_refused(tmp_path, values, message):
+    save_model(tiny.llada(), tmp_path / "model")
+    reconfigure(tmp_path / "model", **values)
+    with pytest.raises(ValueError, match=message):
+        load_model(tmp_path / "model")
+
+
+def test_the_config_on_disk_names_every_field(tmp_path):
+    save_model(tiny.llada(), tmp_path / "model")
+    description = json.loads((tmp_path / "model" / "config.json").read_text())
+    assert set(description["config"]) == set(LLaDAConfig.__dataclass_fields__)

@@ -1,0 +1,128 @@
+"""Imports point down, and third-party libraries enter by their doors."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import crocodil
+
+SOURCE = Path(crocodil.__file__).parent
+
+# Who may import whom: each module or package stands on the layers below it.
+LAYERS = [
+    {"shapes", "seeding"},
+    {"processes"},
+    {"models"},
+    {"objectives", "samplers", "metrics"},
+    {"tokenization", "corpus", "checkpoints", "distributed", "progress"},
+    {"training", "pipeline", "judges"},
+    {"presets", "figures"},
+    {"reproduce"},
+    {"cli"},
+]
+ARROWS_INSIDE = {("models.demasker", "models.llada")}  # the only ones between modules of one layer
+DOORS = {
+    "transformers": {"models.register_encoder", "tokenization", "checkpoints", "judges"},
+    "datasets": {"corpus"},
+    "torch.distributed": {"distributed"},
+    "matplotlib": {"figures"},
+    "typer": {"cli"},
+    "rich": {"cli", "progress"},
+}
+
+
+def layer_of(module: str) -> int:
+    return next(level for level, names in enumerate(LAYERS) if module.split(".")[0] in names)
+
+
+def imported(tree: ast.AST) -> set[str]:
+    """Every module that a file imports, at its top or inside functions."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "relative imports hide the layer"
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def violations(source: Path) -> list[str]:
+    modules = {
+        ".".join(file.relative_to(source).with_suffix("").parts): file
+        for file in source.rglob("*.py")
+        if file.name != "__init__.py"
+    }
+    found = []
+    for module, file in sorted(modules.items()):
+        for name in sorted(imported(ast.parse(file.read_text()))):
+            if name.startswith("crocodil."):
+                path = name.removeprefix("crocodil.")
+                target = max((m for m in modules if f"{path}.".startswith(f"{m}.")), key=len, default=path)
+                points_down = layer_of(target) < layer_of(module)
+                same_package = "." in module and target.split(".")[0] == module.split(".")[0]
+                allowed_inside = (module, target) in ARROWS_INSIDE or (
+                    same_package and layer_of(module) > layer_of("models.llada")
+                )
+                if not points_down and not allowed_inside:
+                    found.append(f"{module} imports {target}")
+            for library, doors in DOORS.items():
+                enters = f"{name}.".startswith(f"{library}.")
+                if enters and module not in doors and module.split(".")[0] not in doors:
+                    found.append(f"{module} imports {library}")
+    return found
+
+
+def test_imports_point_down():
+    assert violations(SOURCE) == []
+
+
+@pytest.mark.parametrize(
+    ("module", "line", "violation"),
+    [
+        ("seeding", "from crocodil.samplers import decode", "seeding imports samplers"),
+        ("objectives", "import crocodil.samplers", "objectives imports samplers"),
+        (
+            "processes/masking",
+            "from crocodil.processes import registers",
+            "masking imports processes.registers",
+        ),
+        ("models/llada", "from crocodil.models.demasker import Demasker", "llada imports models.demasker"),
+        (
+            "samplers",
+            "def f():\n    from crocodil.checkpoints import load_llada",
+            "samplers imports checkpoints",
+        ),
+        ("samplers", "from transformers import Qwen3Model", "samplers imports transformers"),
+        ("objectives", "import torch.distributed as dist", "objectives imports torch.distributed"),
+    ],
+)
+def test_a_planted_violation_is_found(tmp_path, module, line, violation):
+    for file in SOURCE.rglob("*.py"):
+        copy = tmp_path / file.relative_to(SOURCE)
+        copy.parent.mkdir(exist_ok=True)
+        copy.write_text(file.read_text())
+    planted = tmp_path / f"{module}.py"
+    planted.write_text(f"{planted.read_text()}\n{line}\n")
+    assert [found for found in violations(tmp_path) if violation in found]
+
+
+def test_no_module_hides_behind_a_name_that_says_nothing():
+    names = {file.stem for file in SOURCE.rglob("*.py")}
+    assert not names & {"utils", "util", "common", "helpers", "misc", "base", "core"}
+
+
+def test_importing_the_package_loads_neither_torch_nor_transformers():
+    check = "import sys, crocodil; print(sorted({'torch', 'transformers'} & set(sys.modules)))"
+    found = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
+
+
+def test_every_public_name_exists():
+    assert all(getattr(crocodil, name) is not None for name in crocodil.__all__)
+    assert dir(crocodil) == crocodil.__all__
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        _ = crocodil.nonsense

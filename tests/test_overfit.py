@@ -1,0 +1,104 @@
+"""A tiny model of real parts learns a tiny world: every stage of the paper in seconds."""
+
+from dataclasses import replace
+
+import pytest
+import tiny
+import torch
+from tiny import MASK
+
+from crocodil.objectives import DemaskerObjective, PriorObjective, base_loss, guided_loss, prior_loss
+from crocodil.processes.masking import DecodePlan
+from crocodil.samplers import (
+    Decoding,
+    PriorSampling,
+    autoencode,
+    con_then_disc,
+    draw_registers,
+    empty_canvas,
+    guided,
+)
+
+LENGTH, NUM_REGISTERS, REGISTER_WIDTH = 16, 4, 32
+BACKBONE = replace(tiny.BACKBONE, width=64, mlp_width=128)
+REGISTERS = {"num_registers": NUM_REGISTERS, "register_width": REGISTER_WIDTH}
+PROGRAMS = tiny.programs(8, LENGTH)
+BATCH = PROGRAMS.repeat(4, 1)
+
+
+def in_calls(num_calls):
+    return Decoding(plan=DecodePlan.one_block(LENGTH, num_calls), mask_id=MASK)
+
+
+@pytest.fixture(scope="module")
+def autoencoder():
+    """An encoder and a demasker trained by Algorithm 1 on eight programs."""
+    encoder = tiny.encoder(
+        replace(tiny.ENCODER, width=REGISTER_WIDTH, head_width=16, mlp_width=64, **REGISTERS)
+    )
+    demasker = tiny.demasker(replace(tiny.DEMASKER, backbone=BACKBONE, **REGISTERS))
+    tiny.overfit(
+        lambda streams: guided_loss(
+            lambda tokens, hidden: encoder(tokens), demasker, BATCH,
+            objective=DemaskerObjective(), mask_id=MASK, streams=streams,
+        ),
+        encoder, demasker, steps=140, count=len(BATCH),
+    )  # fmt: skip
+    return encoder, demasker
+
+
+@pytest.mark.parametrize("num_calls", [1, 4, 16])
+def test_a_tiny_model_overfits_eight_programs_and_decodes_them_back(autoencoder, num_calls):
+    encoder, demasker = autoencoder
+    how = in_calls(num_calls)
+    samples = autoencode(
+        encoder, guided(demasker), PROGRAMS, empty_canvas(8, how), how, streams=tiny.streams(8)
+    )
+    assert torch.equal(samples.tokens, PROGRAMS)
+    assert samples.cost.demasker_calls == num_calls
+
+
+def test_fewer_registers_still_decode_but_say_less(autoencoder):
+    encoder, demasker = autoencoder
+    rows = torch.ones(8, LENGTH, dtype=torch.bool)
+    hidden = torch.full((8, LENGTH), MASK)
+    registers = encoder(PROGRAMS)
+    losses = [
+        torch.nn.functional.cross_entropy(demasker(hidden, registers[:, :k], rows=rows), PROGRAMS.flatten())
+        for k in (0, 1, NUM_REGISTERS)
+    ]
+    assert losses[0] > 1 > losses[1] > losses[2]
+
+
+def test_a_prior_over_their_registers_generates_the_programs_again(autoencoder):
+    encoder, demasker = autoencoder
+    registers = encoder(BATCH).detach()
+    prior = tiny.denoiser(replace(tiny.DENOISER, width=64, **REGISTERS))
+    tiny.overfit(
+        lambda streams: prior_loss(prior, registers, objective=PriorObjective(), streams=streams),
+        prior, steps=200, count=len(BATCH),
+    )  # fmt: skip
+    sampling = PriorSampling(num_steps=32, **REGISTERS)
+    how = in_calls(4)
+    generated = con_then_disc(
+        lambda streams: draw_registers(prior, sampling, streams=streams),
+        guided(demasker),
+        empty_canvas(64, how),
+        how,
+        streams=tiny.streams(64),
+    ).tokens
+    known = (generated[:, None] == PROGRAMS).all(dim=2)
+    assert known.any(dim=1).float().mean() > 0.8
+    assert known.any(dim=0).sum() >= 6  # and not the same one all the time
+
+
+def test_the_base_learns_what_its_context_tells():
+    base = tiny.llada(BACKBONE)
+    tiny.overfit(
+        lambda streams: base_loss(base, BATCH, mask_id=MASK, streams=streams),
+        base, steps=100, count=len(BATCH),
+    )  # fmt: skip
+    hidden = torch.zeros(8, LENGTH, dtype=torch.bool)
+    hidden[:, 3::4] = True
+    found = base(PROGRAMS.masked_fill(hidden, MASK), rows=hidden).argmax(dim=1)
+    assert (found == PROGRAMS[hidden]).float().mean() > 0.9
