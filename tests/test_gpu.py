@@ -1,0 +1,66 @@
+"""What must hold on an accelerator too: `python -m pytest -m gpu`."""
+
+import pytest
+import tiny
+import torch
+from tiny import CONDITIONAL, MASK
+
+from crocodil.checkpoints import load_llada
+from crocodil.processes.masking import AtRandom, DecodePlan
+from crocodil.samplers import Decoding, PriorSampling, con_then_disc, draw_registers, empty_canvas, guided
+from crocodil.seeding import Streams
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no accelerator here"),
+]
+
+
+def test_streams_are_the_same_on_both_devices():
+    here, there = (Streams.of("x", samples=range(8), device=device).at("y", 3) for device in ("cpu", "cuda"))
+    for dtype in (torch.float32, torch.float64):
+        assert torch.equal(here.uniform(1001, dtype=dtype), there.uniform(1001, dtype=dtype).cpu())
+    assert torch.allclose(here.normal(33, 7), there.normal(33, 7).cpu(), atol=1e-5)
+    assert torch.equal(here.integers(1, 128), there.integers(1, 128).cpu())
+
+
+def test_the_networks_compute_the_same_on_both_devices():
+    tokens, registers, prefix_length = tiny.programs(4, 16), tiny.bank(4), torch.tensor([0, 2, 4, 6])
+    hidden = tiny.streams(4).uniform(16) < 0.5
+    time = tiny.streams(4, "time").uniform(6)
+    for network, inputs in (
+        (tiny.llada(), {"tokens": tokens, "attention_mask": ~hidden}),
+        (tiny.demasker(), {"noisy_tokens": tokens, "registers": registers, "prefix_length": prefix_length}),
+        (tiny.encoder(), {"tokens": tokens, "hidden": hidden}),
+        (
+            tiny.denoiser(CONDITIONAL),
+            {"noisy_registers": registers, "diffusion_time": time, "condition": registers},
+        ),
+    ):
+        here = network(**inputs)
+        there = network.cuda()(**{name: value.cuda() for name, value in inputs.items()}).cpu()
+        assert torch.allclose(here, there, atol=1e-4)
+        half = network.bfloat16()(**{name: value.cuda() for name, value in inputs.items()}).cpu().float()
+        assert (here - half).abs().max() < 0.1 * here.abs().max()
+
+
+def test_con_then_disc_draws_the_same_samples_on_both_devices():
+    def sample(device):
+        denoiser, demasker = tiny.denoiser().to(device), tiny.demasker().to(device)
+        how = Decoding(plan=DecodePlan.one_block(16, 4), mask_id=MASK, rule=AtRandom(), temperature=1.0)
+        sampling = PriorSampling(num_registers=6, register_width=16, num_steps=8)
+        return con_then_disc(
+            lambda streams: draw_registers(denoiser, sampling, streams=streams),
+            guided(demasker),
+            empty_canvas(32, how, device),
+            how,
+            streams=Streams.of("x", samples=range(32), device=device),
+        ).tokens.cpu()
+
+    assert (sample("cpu") == sample("cuda")).float().mean() > 0.99
+
+
+def test_weights_load_straight_onto_the_device(fixtures):
+    assert {str(p.device) for p in load_llada(fixtures / "llada-tiny", device="cuda").parameters()} == {
+        "cuda:0"
+    }
