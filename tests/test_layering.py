@@ -50,28 +50,34 @@ def imported(tree: ast.AST) -> set[str]:
     return found
 
 
+def may_import(module: str, target: str) -> bool:
+    if layer_of(target) != layer_of(module):
+        return layer_of(target) < layer_of(module)
+    same_package = "." in module and target.split(".")[0] == module.split(".")[0]
+    is_mathematics_or_network = layer_of(module) <= layer_of("models")
+    return (module, target) in ARROWS_INSIDE or (same_package and not is_mathematics_or_network)
+
+
+def may_enter(module: str, library: str) -> bool:
+    return bool({module, module.split(".")[0]} & DOORS[library])
+
+
 def violations(source: Path) -> list[str]:
-    modules = {
+    files = {
         ".".join(file.relative_to(source).with_suffix("").parts): file
         for file in source.rglob("*.py")
         if file.name != "__init__.py"
     }
     found = []
-    for module, file in sorted(modules.items()):
+    for module, file in sorted(files.items()):
         for name in sorted(imported(ast.parse(file.read_text()))):
             if name.startswith("crocodil."):
                 path = name.removeprefix("crocodil.")
-                target = max((m for m in modules if f"{path}.".startswith(f"{m}.")), key=len, default=path)
-                points_down = layer_of(target) < layer_of(module)
-                same_package = "." in module and target.split(".")[0] == module.split(".")[0]
-                allowed_inside = (module, target) in ARROWS_INSIDE or (
-                    same_package and layer_of(module) > layer_of("models.llada")
-                )
-                if not points_down and not allowed_inside:
+                target = max((m for m in files if f"{path}.".startswith(f"{m}.")), key=len, default=path)
+                if not may_import(module, target):
                     found.append(f"{module} imports {target}")
-            for library, doors in DOORS.items():
-                enters = f"{name}.".startswith(f"{library}.")
-                if enters and module not in doors and module.split(".")[0] not in doors:
+            for library in DOORS:
+                if f"{name}.".startswith(f"{library}.") and not may_enter(module, library):
                     found.append(f"{module} imports {library}")
     return found
 
