@@ -103,9 +103,7 @@ def test_an_unexpected_tensor_is_named(checkpoint):
 def test_a_wrong_shape_is_named(checkpoint):
     name = "model.transformer.wte.weight"
     rewrite(checkpoint / "model.safetensors", lambda w: w.update({name: torch.zeros(384, 63)}))
-    with pytest.raises(
-        ValueError, match=r"wte\.weight has shape \(384, 63\), the config asks for \(384, 64\)"
-    ):
+    with pytest.raises(ValueError, match=r"wte\.weight has shape \(384, 63\), the config asks for \(384, 64\)"):
         load_llada(checkpoint)
 
 

@@ -61,6 +61,4 @@ def test_con_then_disc_draws_the_same_samples_on_both_devices():
 
 
 def test_weights_load_straight_onto_the_device(fixtures):
-    assert {str(p.device) for p in load_llada(fixtures / "llada-tiny", device="cuda").parameters()} == {
-        "cuda:0"
-    }
+    assert {str(p.device) for p in load_llada(fixtures / "llada-tiny", device="cuda").parameters()} == {"cuda:0"}

@@ -33,9 +33,7 @@ def in_calls(num_calls):
 @pytest.fixture(scope="module")
 def autoencoder():
     """An encoder and a demasker trained by Algorithm 1 on eight programs."""
-    encoder = tiny.encoder(
-        replace(tiny.ENCODER, width=REGISTER_WIDTH, head_width=16, mlp_width=64, **REGISTERS)
-    )
+    encoder = tiny.encoder(replace(tiny.ENCODER, width=REGISTER_WIDTH, head_width=16, mlp_width=64, **REGISTERS))
     demasker = tiny.demasker(replace(tiny.DEMASKER, backbone=BACKBONE, **REGISTERS))
     tiny.overfit(
         lambda streams: guided_loss(
@@ -51,9 +49,7 @@ def autoencoder():
 def test_a_tiny_model_overfits_eight_programs_and_decodes_them_back(autoencoder, num_calls):
     encoder, demasker = autoencoder
     how = in_calls(num_calls)
-    samples = autoencode(
-        encoder, guided(demasker), PROGRAMS, empty_canvas(8, how), how, streams=tiny.streams(8)
-    )
+    samples = autoencode(encoder, guided(demasker), PROGRAMS, empty_canvas(8, how), how, streams=tiny.streams(8))
     assert torch.equal(samples.tokens, PROGRAMS)
     assert samples.cost.demasker_calls == num_calls
 

@@ -101,9 +101,7 @@ def test_a_prompt_stands_before_the_plan_and_stays():
 
 def test_each_call_reveals_its_share_and_committed_tokens_never_change():
     how = decoding(length=16, num_calls=5, rule=AtRandom(), temperature=1.0)
-    samples = decode(
-        unguided(tiny.llada()), empty_canvas(4, how), how, streams=tiny.streams(4), keep_history=True
-    )
+    samples = decode(unguided(tiny.llada()), empty_canvas(4, how), how, streams=tiny.streams(4), keep_history=True)
     shown = torch.stack([(state != MASK).sum(dim=1) for state in samples.history])
     assert (shown == torch.tensor([4, 7, 10, 13, 16])[:, None]).all()
     for earlier, later in zip(samples.history, samples.history[1:], strict=False):
@@ -112,9 +110,7 @@ def test_each_call_reveals_its_share_and_committed_tokens_never_change():
 
 def test_remasking_as_printed_lets_committed_tokens_change():
     how = decoding(length=16, num_calls=8, rule=Remask(), temperature=1.0)
-    samples = decode(
-        unguided(tiny.llada()), empty_canvas(4, how), how, streams=tiny.streams(4), keep_history=True
-    )
+    samples = decode(unguided(tiny.llada()), empty_canvas(4, how), how, streams=tiny.streams(4), keep_history=True)
     assert any(
         ((later != earlier) & (earlier != MASK)).any()
         for earlier, later in zip(samples.history, samples.history[1:], strict=False)
@@ -297,14 +293,10 @@ def test_con_then_disc_draws_registers_and_decodes_them():
     )
     assert samples.cost == Cost(demasker_calls=4, denoiser_calls=8)
     registers = draw_registers(denoiser, SAMPLING, streams=streams.at("prior")).registers
-    assert torch.equal(
-        samples.tokens, decode(demask, canvas, how, registers=registers, streams=streams).tokens
-    )
+    assert torch.equal(samples.tokens, decode(demask, canvas, how, registers=registers, streams=streams).tokens)
 
 
-@pytest.mark.parametrize(
-    ("fractions", "calls"), [((), []), ((0.5,), [4]), ((0.25, 0.75), [2, 6]), ((0,), [0])]
-)
+@pytest.mark.parametrize(("fractions", "calls"), [((), []), ((0.5,), [4]), ((0.25, 0.75), [2, 6]), ((0,), [0])])
 def test_con_within_disc_refreshes_the_registers_given_the_tokens_found_so_far(fractions, calls):
     tokens, how = tiny.programs(2, 16), decoding(num_calls=8)
     first, second = tiny.bank(2), tiny.bank(2).flip(0)

@@ -266,9 +266,7 @@ def _config_from_json(config_class: type, values: Any, source: Path) -> Any:
     if differ := set(types) ^ set(values):
         raise ValueError(f"{source}: fields of {config_class.__name__} differ: {', '.join(sorted(differ))}")
     fields = {
-        name: _config_from_json(types[name], value, source)
-        if dataclasses.is_dataclass(types[name])
-        else value
+        name: _config_from_json(types[name], value, source) if dataclasses.is_dataclass(types[name]) else value
         for name, value in values.items()
     }
     return config_class(**fields)
@@ -296,16 +294,12 @@ def _load(
     if missing := sorted(set(expected) - set(stored)):
         raise ValueError(f"{_where(stored.values())} lacks {_listed(missing)}")
     if unexpected := sorted(set(stored) - set(expected)):
-        raise ValueError(
-            f"{stored[unexpected[0]]} holds what this model has no place for: {_listed(unexpected)}"
-        )
+        raise ValueError(f"{stored[unexpected[0]]} holds what this model has no place for: {_listed(unexpected)}")
     weights: dict[str, Tensor] = {}
     for file in sorted(set(stored.values())):
         names = [name for name, holder in stored.items() if holder == file]
         weights |= _read_tensors(file, {name: expected[name] for name in names}, dtype, device)
-    model.load_state_dict(
-        {name: weights[rename(name)] for name in model.state_dict()}, strict=True, assign=True
-    )
+    model.load_state_dict({name: weights[rename(name)] for name in model.state_dict()}, strict=True, assign=True)
     return model
 
 

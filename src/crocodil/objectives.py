@@ -115,9 +115,7 @@ def conditional_prior_loss(
     return F.mse_loss(predicted, registers)  # line 7
 
 
-def sample_visible_registers(
-    num_registers: int, objective: DemaskerObjective, streams: Streams
-) -> PrefixLength:
+def sample_visible_registers(num_registers: int, objective: DemaskerObjective, streams: Streams) -> PrefixLength:
     """k: how many registers the demasker may see (App. C; decisions D2 and D14)."""
     if not objective.nested_dropout:
         length = torch.full_like(streams.keys, num_registers)

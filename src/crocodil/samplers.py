@@ -216,9 +216,7 @@ class PriorSampling:
 @torch.no_grad()
 def draw_registers(denoise: Denoise, sampling: PriorSampling, *, streams: Streams) -> Draw:
     """z_0 = G_psi(eps), brought to the sphere that the demasker knows (decision D20)."""
-    noise: Float[Tensor, "B K D"] = streams.at("noise").normal(
-        sampling.num_registers, sampling.register_width
-    )
+    noise: Float[Tensor, "B K D"] = streams.at("noise").normal(sampling.num_registers, sampling.register_width)
     offsets = block_offsets(block_index(sampling.num_registers), largest=sampling.largest_offset)
     times = ddim_times(sampling.num_steps, offsets)
     registers = ddim(denoise, noise, times, offsets=offsets, eta=sampling.eta, streams=streams)

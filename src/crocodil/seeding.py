@@ -33,9 +33,7 @@ class Streams:
     keys: Int[Tensor, "B"]  # 64 bits each
 
     @classmethod
-    def of(
-        cls, *key: str | int, samples: Sequence[int] | range, device: str | torch.device = "cpu"
-    ) -> "Streams":
+    def of(cls, *key: str | int, samples: Sequence[int] | range, device: str | torch.device = "cpu") -> "Streams":
         """The streams of these sample indices under `key`, e.g. ("train", seed, step)."""
         indices = torch.tensor(list(samples), dtype=torch.int64, device=device)
         root = torch.full_like(indices, _as_int64(_digest(*key)))

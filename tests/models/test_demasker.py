@@ -59,9 +59,7 @@ def test_every_sample_has_its_own_prefix_length(demasker):
 
 def test_logits_at_chosen_rows_are_those_rows_of_all_logits(demasker):
     tokens, registers, rows = tiny.programs(3, 10), tiny.bank(3), tiny.streams(3).uniform(10) < 0.4
-    assert torch.allclose(
-        demasker(tokens, registers, rows=rows), demasker(tokens, registers)[rows], atol=1e-6
-    )
+    assert torch.allclose(demasker(tokens, registers, rows=rows), demasker(tokens, registers)[rows], atol=1e-6)
 
 
 def test_text_keeps_the_positions_it_has_without_a_prefix():
@@ -114,8 +112,6 @@ def test_more_registers_than_the_demasker_has_are_refused():
 
 def test_gradients_reach_the_registers():
     registers = tiny.bank(2).requires_grad_()
-    tiny.demasker()(
-        tiny.programs(2, 5), registers, prefix_length=torch.tensor([6, 3])
-    ).square().sum().backward()
+    tiny.demasker()(tiny.programs(2, 5), registers, prefix_length=torch.tensor([6, 3])).square().sum().backward()
     reached = registers.grad.abs().sum(dim=-1) > 0
     assert reached.int().tolist() == [[1, 1, 1, 1, 1, 1], [1, 1, 1, 0, 0, 0]]

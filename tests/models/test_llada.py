@@ -45,9 +45,7 @@ def test_logits_at_chosen_rows_are_those_rows_of_all_logits():
     prefix = tiny.streams(3, "prefix").normal(4, 32)
     with_prefix = model(tokens, prefix_embeddings=prefix)
     assert with_prefix.shape == (3, 14, tiny.VOCAB)
-    assert torch.allclose(
-        model(tokens, prefix_embeddings=prefix, rows=rows), with_prefix[:, 4:][rows], atol=1e-6
-    )
+    assert torch.allclose(model(tokens, prefix_embeddings=prefix, rows=rows), with_prefix[:, 4:][rows], atol=1e-6)
 
 
 @pytest.mark.parametrize("side", ["left", "right"])

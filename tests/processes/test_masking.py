@@ -92,9 +92,7 @@ def test_a_plan_opens_blocks_left_to_right_and_spends_all_its_calls():
     calls = list(plan.calls())
     assert [call.index for call in calls] == list(range(32))
     assert [call.calls_left for call in calls[:5]] == [4, 3, 2, 1, 4]
-    assert [(call.block_start, call.block_end) for call in calls[::4]] == [
-        (i, i + 32) for i in range(0, 256, 32)
-    ]
+    assert [(call.block_start, call.block_end) for call in calls[::4]] == [(i, i + 32) for i in range(0, 256, 32)]
 
 
 @pytest.mark.parametrize(
@@ -185,15 +183,11 @@ def step(log_prob, *, hidden=None, calls_left=2, calls_per_block=4, name="rule")
     log_prob = torch.as_tensor(log_prob)
     is_open = torch.ones(log_prob.shape, dtype=torch.bool)
     hidden = is_open if hidden is None else torch.as_tensor(hidden)
-    return RevealStep(
-        log_prob, hidden, is_open, calls_left, calls_per_block, tiny.streams(len(log_prob), name)
-    )
+    return RevealStep(log_prob, hidden, is_open, calls_left, calls_per_block, tiny.streams(len(log_prob), name))
 
 
 def test_the_left_position_wins_a_tie():
-    best = highest(
-        torch.zeros(1, 6), among=torch.tensor([[0, 1, 1, 0, 1, 1]]).bool(), count=torch.tensor([2])
-    )
+    best = highest(torch.zeros(1, 6), among=torch.tensor([[0, 1, 1, 0, 1, 1]]).bool(), count=torch.tensor([2]))
     assert best.int().tolist() == [[0, 1, 1, 0, 0, 0]]
 
 

@@ -131,9 +131,7 @@ def fixed_axes(num_registers: int, num_given: int, num_text: int, device: torch.
     return torch.cat([local - (num_registers + 2), text])[None], torch.cat([local, text])[None]
 
 
-def literal_axes(
-    num_given: int, num_text: int, prefix_length: PrefixLength | None, device: torch.device
-) -> Axes:
+def literal_axes(num_given: int, num_text: int, prefix_length: PrefixLength | None, device: torch.device) -> Axes:
     """App. C read literally: one global index through prefix and text, which the local one repeats.
 
     END and the text follow the last register that is seen.

@@ -91,9 +91,7 @@ class LLaDA(nn.Module):
         states = embeddings
         for block in self.blocks:
             if self.checkpoint_activations and torch.is_grad_enabled():
-                states = checkpoint(
-                    block, states, rotation, mask, use_reentrant=False, preserve_rng_state=False
-                )
+                states = checkpoint(block, states, rotation, mask, use_reentrant=False, preserve_rng_state=False)
             else:
                 states = block(states, rotation, mask)
         return self.norm(states)

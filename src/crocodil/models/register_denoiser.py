@@ -147,9 +147,7 @@ class Block(nn.Module):
             nn.Linear(config.mlp_ratio * width, width),
         )
 
-    def forward(
-        self, tokens: Tokens, modulation: Modulation, context: Float[Tensor, "B C W"] | None
-    ) -> Tokens:
+    def forward(self, tokens: Tokens, modulation: Modulation, context: Float[Tensor, "B C W"] | None) -> Tokens:
         shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = (self.table + modulation).unbind(dim=2)
         normed = modulate(tokens, shift, scale)
         tokens = tokens + gate * self.attention(normed, normed)

@@ -230,9 +230,7 @@ class NoisyConfidence:
 
     def __call__(self, step: RevealStep) -> Positions:
         gumbel = _gumbel(step.streams.at("order"), step.hidden.shape[1])
-        return _shown(step) | highest(
-            step.log_prob + self.noise * gumbel, among=step.hidden, count=step.quota()
-        )
+        return _shown(step) | highest(step.log_prob + self.noise * gumbel, among=step.hidden, count=step.quota())
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,332 @@
+"""From a recipe to a finished corpus: harvest, select, train a tokenizer, write shards, check for leaks.
+
+Every stage leaves files that appear whole or not at all, and skips what it finds already done: a build that is
+killed at any point and started again ends with the same checksums. `corpus.json` is written last.
+"""
+
+import json
+import multiprocessing
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict
+from itertools import islice, pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from crocodil.corpus.documents import Document
+from crocodil.corpus.harvest import COUNTS_FILE, harvest, read_documents
+from crocodil.corpus.leaks import WINDOW, leaked_share
+from crocodil.corpus.recipe import Recipe
+from crocodil.corpus.selection import SPLITS, Catalogue, Selection, catalogue, select
+from crocodil.corpus.shards import (
+    CORPUS_FILE,
+    FORMAT,
+    FORMAT_VERSION,
+    TOKENIZER_FILE,
+    Corpus,
+    Shard,
+    ShardWriter,
+    checksums,
+    token_dtype,
+)
+from crocodil.progress import progress
+from crocodil.tokenization import Tokenizer
+
+DOCUMENTS_AT_ONCE = 256  # for the tokenizer
+TRAIN = SPLITS.index("train")
+
+
+def build(recipe: Recipe, out: Path, *, num_processes: int | None = None) -> Corpus:
+    """Build a corpus in `out`, or finish one that was begun there; `out/work` may be deleted afterwards."""
+    num_processes = num_processes or os.cpu_count() or 1
+    work = out / "work"
+    work.mkdir(parents=True, exist_ok=True)
+    _claim(out, recipe)
+    if (out / CORPUS_FILE).exists():
+        return Corpus(out)
+    directories = run_harvest(recipe, work, num_processes=num_processes)
+    documents = catalogue(directories, work / "signatures.bin")
+    selection = select(documents, recipe)
+    tokenizer = ensure_tokenizer(recipe, out, directories, documents, selection)
+    write_shards(recipe, out, directories, documents, selection, num_processes=num_processes)
+    return finish(recipe, out, directories, documents, selection, tokenizer)
+
+
+def _claim(out: Path, recipe: Recipe) -> None:
+    """A directory belongs to one recipe."""
+    claim = out / "work" / "recipe"
+    if claim.exists() and claim.read_text() != recipe.corpus_fingerprint():
+        raise ValueError(f"{out} was begun with another recipe: choose another directory, or delete it")
+    claim.write_text(recipe.corpus_fingerprint())
+
+
+def run_harvest(recipe: Recipe, work: Path, *, num_processes: int) -> list[Path]:
+    """Harvest every unit that is not harvested yet; the directories of all, in order."""
+    root = work / f"harvest-{recipe.harvest_fingerprint()}"
+    root.mkdir(parents=True, exist_ok=True)
+    remove_unfinished(root)
+    units = recipe.source.units()
+    directories = [root / f"{number:06d}" for number in range(len(units))]
+    jobs = {
+        directory: (harvest, unit, recipe, directory)
+        for unit, directory in zip(units, directories, strict=True)
+        if not directory.exists()
+    }
+    names = {directory: unit.name for unit, directory in zip(units, directories, strict=True)}
+    with progress("reading", len(units), unit="units") as advance:
+        advance(len(units) - len(jobs), "done before")
+        for directory in in_processes(jobs, num_processes):
+            advance(1, names[directory])
+    return directories
+
+
+def in_processes(jobs: dict[Path, tuple], num_processes: int) -> Iterable[Path]:
+    """Run (function, *arguments) for each key; keys as they are done. The first error stops the rest."""
+    if num_processes == 1:
+        for key, (function, *arguments) in jobs.items():
+            function(*arguments)
+            yield key
+        return
+    context = multiprocessing.get_context("spawn")  # forking a process with threads can deadlock
+    with ProcessPoolExecutor(num_processes, mp_context=context) as pool:
+        futures = {pool.submit(*call): key for key, call in jobs.items()}
+        try:
+            for future in as_completed(futures):
+                future.result()
+                yield futures[future]
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def remove_unfinished(directory: Path) -> None:
+    """What a killed run left half-written."""
+    for leftover in directory.glob(".unfinished-*"):
+        shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
+
+
+# ---------------------------------------------------------------- the tokenizer
+
+
+def ensure_tokenizer(
+    recipe: Recipe, out: Path, directories: Sequence[Path], documents: Catalogue, selection: Selection
+) -> Tokenizer:
+    """The recipe's tokenizer, or one trained on a random part of train."""
+    file = out / TOKENIZER_FILE
+    if not file.exists():
+        if recipe.tokenizer is not None:
+            Tokenizer.load(recipe.tokenizer).save(file)
+        else:
+            chosen = _sample(documents, selection, recipe.tokenizer_chars)
+            texts = _texts(directories, documents, chosen)
+            with progress("training the tokenizer", int(chosen.sum()), unit="documents") as advance:
+                trained = Tokenizer.train(_counted(texts, advance), vocab_size=recipe.vocab_size)
+            trained.save(file)
+    return Tokenizer.load(file)
+
+
+def _sample(documents: Catalogue, selection: Selection, max_chars: int) -> np.ndarray:
+    """A random part of train of about `max_chars`, drawn by what the documents say."""
+    in_train = selection.split == TRAIN
+    total = max(int(documents.chars[in_train].sum()), 1)
+    draw = documents.digest[:, 1] / 2.0**64
+    return in_train & (draw < max_chars / total)
+
+
+def _texts(directories: Sequence[Path], documents: Catalogue, chosen: np.ndarray) -> Iterator[str]:
+    for unit, directory in enumerate(directories):
+        own = chosen[documents.unit == unit]
+        if own.any():
+            yield from (one.text for one, wanted in zip(read_documents(directory), own, strict=True) if wanted)
+
+
+def _counted(texts: Iterable[str], advance: Any) -> Iterator[str]:
+    for text in texts:
+        yield text
+        advance(1)
+
+
+# ---------------------------------------------------------------- shards
+
+
+def write_shards(
+    recipe: Recipe,
+    out: Path,
+    directories: Sequence[Path],
+    documents: Catalogue,
+    selection: Selection,
+    *,
+    num_processes: int,
+) -> None:
+    """Tokenize what was selected; neighbouring units share a shard until it is large enough."""
+    root = out / "shards"
+    root.mkdir(exist_ok=True)
+    remove_unfinished(root)
+    package_of = documents.package
+    jobs = {}
+    for number, units in enumerate(_groups(documents, selection, recipe.shard_chars)):
+        target = root / f"{number:05d}"
+        if not target.exists():
+            plan = [
+                (
+                    directories[unit],
+                    selection.split[documents.unit == unit],
+                    package_of[documents.unit == unit],
+                )
+                for unit in units
+            ]
+            jobs[target] = (write_shard, plan, out / TOKENIZER_FILE, target)
+    with progress("tokenizing", len(jobs), unit="shards") as advance:
+        for target in in_processes(jobs, num_processes):
+            advance(1, target.name)
+
+
+def _groups(documents: Catalogue, selection: Selection, shard_chars: int) -> Iterator[list[int]]:
+    kept = selection.split >= 0
+    per_unit = np.bincount(documents.unit, weights=np.where(kept, documents.chars, 0))
+    group: list[int] = []
+    for unit in np.flatnonzero(per_unit):
+        group.append(int(unit))
+        if per_unit[group].sum() >= shard_chars:
+            yield group
+            group = []
+    if group:
+        yield group
+
+
+def write_shard(plan: Sequence[tuple[Path, np.ndarray, np.ndarray]], tokenizer_file: Path, target: Path) -> None:
+    """The selected documents of some units as one shard a split, all in one directory."""
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are the parallelism
+    tokenizer = Tokenizer.load(tokenizer_file)
+    writers = [ShardWriter(token_dtype(len(tokenizer))) for _ in SPLITS]
+    for directory, splits, packages in plan:
+        rows = zip(read_documents(directory), splits, packages, strict=True)
+        kept = ((one, int(split), int(package)) for one, split, package in rows if split >= 0)
+        while some := list(islice(kept, DOCUMENTS_AT_ONCE)):
+            encoded = encode_documents(tokenizer, [one for one, _, _ in some])
+            for (one, split, package), (ids, parts) in zip(some, encoded, strict=True):
+                writers[split].add(ids, parts, package=package, path=one.path)
+    unfinished = Path(tempfile.mkdtemp(prefix=".unfinished-", dir=target.parent))
+    try:
+        for name, writer in zip(SPLITS, writers, strict=True):
+            if writer.documents:
+                writer.save(unfinished / name)
+        unfinished.chmod(0o755)
+        unfinished.rename(target)
+    except BaseException:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        raise
+
+
+def encode_documents(
+    tokenizer: Tokenizer, documents: Sequence[Document]
+) -> list[tuple[list[int], list[tuple[int, int]]]]:
+    """Ids of each document, and where its definitions stand in them.
+
+    A document is encoded in the pieces that its definitions cut it into. The cuts stand at line breaks, where our
+    tokenizer starts a new token anyway, so the ids are those of the whole text.
+    """
+    edges = [sorted({0, len(one.text), *(edge for span in one.starts for edge in span)}) for one in documents]
+    pieces = [
+        one.text[start:end] for one, own in zip(documents, edges, strict=True) for start, end in pairwise(own)
+    ]
+    encoded = iter(tokenizer.encode_all(pieces))
+    found = []
+    for one, own in zip(documents, edges, strict=True):
+        ids: list[int] = []
+        place = {0: 0}
+        for end in own[1:]:
+            ids += next(encoded)
+            place[end] = len(ids)
+        found.append((ids, [(place[s], place[e] - place[s]) for s, e in one.starts]))
+    return found
+
+
+# ---------------------------------------------------------------- the description
+
+
+def finish(
+    recipe: Recipe,
+    out: Path,
+    directories: Sequence[Path],
+    documents: Catalogue,
+    selection: Selection,
+    tokenizer: Tokenizer,
+) -> Corpus:
+    """Check for leaks, and write `corpus.json`: from then on the corpus counts as whole."""
+    dtype = token_dtype(len(tokenizer))
+    shards = {
+        split: [Shard(path, dtype) for path in sorted((out / "shards").glob(f"*/{split}"))] for split in SPLITS
+    }
+    with progress("looking for leaks", 2, unit="splits") as advance:
+        leaks = {}
+        for split in SPLITS[1:]:
+            leaks[split] = leaked_share(shards[split], shards["train"])
+            advance(1, split)
+    packages = [
+        {"name": name, "licence": licence, "split": split}
+        for name, licence, split in zip(
+            documents.packages, documents.licences, _splits_of_packages(documents, selection), strict=True
+        )
+    ]
+    description = {
+        "format": FORMAT,
+        "version": FORMAT_VERSION,
+        "recipe": recipe.corpus_fingerprint(),
+        "tokenizer": {"vocab_size": len(tokenizer), "special": asdict(tokenizer.special)},
+        "splits": {split: _amounts(out, own, documents, selection, split) for split, own in shards.items()},
+        "leaked_share": {"window": WINDOW, **leaks},
+        "packages": packages,
+        "counts": _counts(directories, selection),
+        "sha256": checksums(out),
+    }
+    unfinished = out / f".unfinished-{CORPUS_FILE}"
+    unfinished.write_text(json.dumps(description, indent=1) + "\n")
+    unfinished.replace(out / CORPUS_FILE)
+    return Corpus(out)
+
+
+def _splits_of_packages(documents: Catalogue, selection: Selection) -> list[str | None]:
+    """The split of each package; None where nothing of it was kept."""
+    splits: list[str | None] = [None] * len(documents.packages)
+    kept = selection.split >= 0
+    package, first = np.unique(documents.package[kept], return_index=True)
+    for number, place in zip(package, first, strict=True):
+        splits[number] = SPLITS[selection.split[kept][place]]
+    return splits
+
+
+def _amounts(
+    out: Path, shards: Sequence[Shard], documents: Catalogue, selection: Selection, split: str
+) -> dict[str, Any]:
+    inside = selection.split == SPLITS.index(split)
+    return {
+        "shards": [shard.directory.relative_to(out).as_posix() for shard in shards],
+        "documents": int(inside.sum()),
+        "packages": len(np.unique(documents.package[inside])),
+        "chars": int(documents.chars[inside].sum()),
+        "tokens": sum(len(shard.tokens) for shard in shards),
+    }
+
+
+def _counts(directories: Sequence[Path], selection: Selection) -> dict[str, Any]:
+    """What happened to all files, summed over the units."""
+    total: dict[str, Any] = {"read": [0, 0], "kept": [0, 0], "dropped": {}, "skipped": {}, "seconds": {}}
+    for directory in directories:
+        own = json.loads((directory / COUNTS_FILE).read_text())
+        for name in ("read", "kept"):
+            total[name] = [a + b for a, b in zip(total[name], own[name], strict=True)]
+        for reason, amount in own["dropped"].items():
+            before = total["dropped"].get(reason, [0, 0])
+            total["dropped"][reason] = [a + b for a, b in zip(before, amount, strict=True)]
+        for reason, what in own["skipped"].items():
+            total["skipped"].setdefault(reason, []).extend(what)
+        for stage, seconds in own["seconds"].items():
+            total["seconds"][stage] = round(total["seconds"].get(stage, 0) + seconds, 2)
+    total["dropped"] |= {reason: list(amount) for reason, amount in selection.dropped.items()}
+    return total

@@ -1,0 +1,46 @@
+"""What a corpus is made of and how, as one frozen value; presets assemble these."""
+
+import hashlib
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from crocodil.corpus.documents import Cut, definitions
+from crocodil.corpus.filters import FOR_PYTHON, Filter
+from crocodil.corpus.sources import Source
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    source: Source
+    filters: tuple[Filter, ...] = FOR_PYTHON
+    cut: Cut = definitions  # where a long file is cut, and where a shorter program may start
+    strip_notice: bool = True  # leading licence comments, which all files of a package share
+    permissive_only: bool = True
+    max_chars: int = 20_000  # longer files are cut into their definitions
+    package_cap_chars: int = 12_000_000
+    near_duplicate: float = 0.7  # estimated Jaccard similarity of 5-word shingles
+    hold_out_families: bool = True  # whole package families; else single documents, for material of one family
+    valid_share: float = 0.01
+    test_share: float = 0.01
+    split_key: str = "split"  # another key holds out other families
+    tokenizer: Path | None = None  # an existing tokenizer.json; None trains one
+    vocab_size: int = 8192
+    tokenizer_chars: int = 60_000_000  # how much of train a new tokenizer is trained on
+    shard_chars: int = 100_000_000
+
+    def fingerprint(self, *names: str) -> str:
+        """Equal where these fields are: what was built by another recipe is not taken for this one's."""
+        described = [f"{name}={_described(getattr(self, name))}" for name in names]
+        return hashlib.sha256("\n".join(described).encode()).hexdigest()[:16]
+
+    def harvest_fingerprint(self) -> str:
+        return self.fingerprint("source", "filters", "cut", "strip_notice", "permissive_only", "max_chars")
+
+    def corpus_fingerprint(self) -> str:
+        return self.fingerprint(*(field.name for field in fields(self)))
+
+
+def _described(value: object) -> str:
+    if isinstance(value, tuple):
+        return f"({', '.join(_described(one) for one in value)})"
+    return getattr(value, "__name__", None) or repr(value)

@@ -1,0 +1,102 @@
+"""What is in a corpus, as rows: the command line and the documentation print them."""
+
+from collections import Counter
+from collections.abc import Iterator
+
+import numpy as np
+
+from crocodil.corpus.order import Order
+from crocodil.corpus.shards import TOKENIZER_FILE, Corpus
+from crocodil.tokenization import Tokenizer
+
+LENGTHS = (256, 512, 1024)
+BAR = 30  # characters
+Row = tuple[str, ...]
+
+
+def tables(corpus: Corpus) -> Iterator[list[Row]]:
+    """Each with its title first and its heads second."""
+    yield _splits(corpus)
+    yield _programs(corpus)
+    yield _lengths(corpus)
+    yield _drops(corpus)
+    if corpus.description["counts"]["skipped"]:
+        yield _skips(corpus)
+    yield _licences(corpus)
+
+
+def samples(corpus: Corpus, *, count: int, length: int) -> Iterator[str]:
+    """Programs of train, drawn by a fixed key."""
+    tokenizer = Tokenizer.load(corpus.directory / TOKENIZER_FILE)
+    programs = corpus.programs("train", length=length)
+    for number in Order(len(programs), "samples").at(np.arange(min(count, len(programs)))):
+        yield tokenizer.decode(programs[int(number)].tolist())
+
+
+def _splits(corpus: Corpus) -> list[Row]:
+    rows = [("Splits",), ("split", "packages", "documents", "characters", "tokens", "characters/token", "leaked")]
+    leaks = corpus.description["leaked_share"]
+    for split, own in corpus.description["splits"].items():
+        per_token = own["chars"] / max(own["tokens"], 1)
+        counts = (f"{own[name]:,}" for name in ("packages", "documents", "chars", "tokens"))
+        rows.append((split, *counts, f"{per_token:.2f}", f"{leaks[split]:.2%}" if split in leaks else ""))
+    return rows
+
+
+def _programs(corpus: Corpus) -> list[Row]:
+    rows = [("Programs by length",), ("at most", "split", "programs", "tokens of text", "cut", "median")]
+    for length in LENGTHS:
+        for split in corpus.description["splits"]:
+            programs = corpus.programs(split, length=length)
+            if len(programs):
+                row = programs.index
+                median = f"{np.median(row['length']):.0f}"
+                counts = (f"{len(programs):,}", f"{programs.num_tokens:,}", f"{row['cut'].mean():.1%}", median)
+                rows.append((f"{length}", split, *counts))
+    return rows
+
+
+def _lengths(corpus: Corpus) -> list[Row]:
+    """How long documents are, in tokens, on a scale of doublings."""
+    lengths = np.concatenate([shard.documents["length"] for shard in corpus.shards("train")])
+    counts = Counter(int(np.log2(max(length, 1))) for length in lengths)
+    rows = [("Lengths of documents in train",), ("tokens", "documents", "")]
+    most = max(counts.values())
+    for power in range(min(counts), max(counts) + 1):
+        span = f"{1 << power:,} - {(2 << power) - 1:,}"
+        rows.append((span, f"{counts[power]:,}", _bar(counts[power] / most)))
+    return rows
+
+
+def _drops(corpus: Corpus) -> list[Row]:
+    counts = corpus.description["counts"]
+    total = max(counts["read"][1], 1)
+    rows = [("What became of all files",), ("reason", "files", "megabytes", "")]
+    rows.append(("read", f"{counts['read'][0]:,}", f"{total / 1e6:,.1f}", _bar(1.0)))
+    for reason, (files, size) in sorted(counts["dropped"].items(), key=lambda row: -row[1][1]):
+        rows.append((reason, f"{files:,}", f"{size / 1e6:,.1f}", _bar(size / total)))
+    kept = [sum(own[name] for own in corpus.description["splits"].values()) for name in ("documents", "chars")]
+    rows.append(("kept, as documents", f"{kept[0]:,}", f"{kept[1] / 1e6:,.1f}", _bar(kept[1] / total)))
+    return rows
+
+
+def _skips(corpus: Corpus) -> list[Row]:
+    rows = [("Skipped",), ("reason", "count", "for example")]
+    for reason, what in corpus.description["counts"]["skipped"].items():
+        rows.append((reason, f"{len(what):,}", ", ".join(what[:3])))
+    return rows
+
+
+def _licences(corpus: Corpus) -> list[Row]:
+    counts = Counter(package["licence"] for package in corpus.packages if package["split"])
+    rows = [("Licences of packages",), ("licence", "packages", "")]
+    shown = counts.most_common(12)
+    for licence, count in shown:
+        rows.append((licence, f"{count:,}", _bar(count / shown[0][1])))
+    if rest := sum(counts.values()) - sum(count for _, count in shown):
+        rows.append(("others", f"{rest:,}", ""))
+    return rows
+
+
+def _bar(share: float) -> str:
+    return "█" * round(BAR * share) or "▏"

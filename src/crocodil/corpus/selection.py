@@ -1,0 +1,162 @@
+"""Which of the harvested documents the corpus keeps, and in which split: deduplication, caps, held-out families.
+
+Looks at fingerprints only, never at text. Signatures stay on disk; in memory is about 60 bytes a document.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from crocodil.corpus.harvest import INDEX_FILE, NUM_HASHES
+from crocodil.corpus.recipe import Recipe
+
+SPLITS = ("train", "valid", "test")
+DROPPED = -1
+BANDS, ROWS_PER_BAND = 25, 5  # similar documents agree on all rows of some band; chance: 1 - (1 - J^5)^25
+PAIRS_AT_ONCE = 100_000
+
+Mask = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Catalogue:
+    """All harvested documents, in order: unit by unit."""
+
+    unit: NDArray[np.int32]
+    package: NDArray[np.int32]
+    chars: NDArray[np.int64]
+    digest: NDArray[np.uint64]  # two words each
+    signature: NDArray[np.uint32]  # memory-mapped
+    packages: list[str]
+    licences: list[str]
+
+
+@dataclass(frozen=True)
+class Selection:
+    split: NDArray[np.int8]  # of each document: an index into SPLITS, or DROPPED
+    dropped: dict[str, tuple[int, int]]  # reason -> documents, characters
+
+
+def catalogue(directories: Sequence[Path], signatures: Path) -> Catalogue:
+    """Gather the indices of all units; `signatures` is the file that the signatures are gathered in."""
+    numbers: dict[str, int] = {}
+    licences: list[str] = []
+    columns: dict[str, list[NDArray]] = {"unit": [], "package": [], "chars": [], "digest": []}
+    with signatures.open("wb") as gathered:
+        for number, directory in enumerate(directories):
+            with np.load(directory / INDEX_FILE) as index:
+                names = index["names"].tolist()
+                for name, licence in zip(names, index["licences"].tolist(), strict=True):
+                    if name not in numbers:
+                        numbers[name] = len(numbers)
+                        licences.append(licence)
+                own = np.array([numbers[name] for name in names], dtype=np.int32)
+                columns["unit"].append(np.full(len(index["package"]), number, dtype=np.int32))
+                columns["package"].append(own[index["package"]])
+                columns["chars"].append(index["chars"])
+                columns["digest"].append(index["digest"])
+                gathered.write(index["signature"].tobytes())
+    joined = {name: np.concatenate(parts) for name, parts in columns.items()}
+    if not len(joined["unit"]):
+        raise ValueError("no document passed the filters: nothing to build a corpus from")
+    signature = np.memmap(signatures, dtype=np.uint32, mode="r").reshape(-1, NUM_HASHES)
+    return Catalogue(**joined, signature=signature, packages=list(numbers), licences=licences)
+
+
+def select(documents: Catalogue, recipe: Recipe) -> Selection:
+    kept = np.ones(len(documents.unit), dtype=bool)
+    dropped = {}
+    for reason, mask in (
+        ("exact duplicate", exact_duplicates(documents.digest)),
+        ("near duplicate", near_duplicates(documents.signature, recipe.near_duplicate)),
+    ):
+        dropped[reason] = _amount(documents, kept & mask)
+        kept &= ~mask
+    over_cap = beyond_cap(documents, kept, recipe.package_cap_chars)
+    dropped["beyond the cap of its package"] = _amount(documents, over_cap)
+    kept &= ~over_cap
+    return Selection(np.where(kept, splits(documents, recipe), DROPPED).astype(np.int8), dropped)
+
+
+def exact_duplicates(digest: NDArray[np.uint64]) -> Mask:
+    """All but the first of equal texts."""
+    _, first = np.unique(digest, axis=0, return_index=True)
+    mask = np.ones(len(digest), dtype=bool)
+    mask[first] = False
+    return mask
+
+
+def near_duplicates(signature: NDArray[np.uint32], similarity: float) -> Mask:
+    """Documents at least this similar to an earlier one.
+
+    Locality-sensitive hashing by sorting: documents that agree on all rows of a band stand side by side, and
+    each is compared with the first of its group. Memory is bounded by one band.
+    """
+    mask = np.zeros(len(signature), dtype=bool)
+    for band in range(BANDS):
+        rows = signature[:, band * ROWS_PER_BAND : (band + 1) * ROWS_PER_BAND].astype(np.uint64)
+        keys = _mixed(rows)
+        order = np.argsort(keys, kind="stable")  # equal keys stay in document order
+        starts_group = np.concatenate([[True], keys[order][1:] != keys[order][:-1]])
+        leader = order[np.maximum.accumulate(np.where(starts_group, np.arange(len(order)), 0))]
+        followers = ~starts_group & ~mask[order]
+        for later, earlier in zip(_parts(order[followers]), _parts(leader[followers]), strict=True):
+            mask[later] |= (signature[later] == signature[earlier]).mean(axis=1) >= similarity
+    return mask
+
+
+def beyond_cap(documents: Catalogue, kept: Mask, cap: int) -> Mask:
+    """What a package has beyond `cap` characters: a random part of it, the same every time."""
+    chars = np.where(kept, documents.chars, 0)
+    over = np.bincount(documents.package, weights=chars) > cap
+    mask = np.zeros(len(kept), dtype=bool)
+    for package in np.flatnonzero(over):
+        own = np.flatnonzero(kept & (documents.package == package))
+        shuffled = own[np.argsort(documents.digest[own, 0], kind="stable")]
+        mask[shuffled[np.cumsum(documents.chars[shuffled]) > cap]] = True
+    return mask
+
+
+def family(package: str) -> str:
+    """Packages that share code share a family: django, django-cms and Django_Filter are one."""
+    name = package.split("==")[0].split("/")[0].lower()
+    return re.split(r"[-_.]", name)[0] or name
+
+
+def splits(documents: Catalogue, recipe: Recipe) -> NDArray[np.int8]:
+    """The split of each document, drawn by the name of its package's family, or by its own text."""
+    if recipe.hold_out_families:
+        draws = np.array([_draw(f"{recipe.split_key}/{family(name)}") for name in documents.packages])
+        draw = draws[documents.package]
+    else:
+        draw = documents.digest[:, 0] / 2.0**64
+    edges = np.cumsum([recipe.valid_share, recipe.test_share])
+    place = np.searchsorted(edges, draw, side="right")
+    return np.array([SPLITS.index(name) for name in ("valid", "test", "train")], dtype=np.int8)[place]
+
+
+def _draw(name: str) -> float:
+    """A number in [0, 1) that this name always draws."""
+    return int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "big") / 2.0**64
+
+
+def _mixed(rows: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """One number for each row of numbers."""
+    keys = np.zeros(len(rows), dtype=np.uint64)
+    for column in rows.T:
+        keys = (keys ^ column) * np.uint64(0x9E3779B97F4A7C15)
+        keys ^= keys >> np.uint64(29)
+    return keys
+
+
+def _parts(indices: NDArray) -> list[NDArray]:
+    return np.split(indices, range(PAIRS_AT_ONCE, len(indices), PAIRS_AT_ONCE))
+
+
+def _amount(documents: Catalogue, mask: Mask) -> tuple[int, int]:
+    return int(mask.sum()), int(documents.chars[mask].sum())

@@ -1,0 +1,83 @@
+"""How long work tells a person where it stands: what, how much, how fast, how long still."""
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol, runtime_checkable
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.text import Text
+
+SECONDS_BETWEEN_LINES = 30.0  # where the output is a file, not a screen
+
+
+@runtime_checkable
+class Advance(Protocol):
+    def __call__(self, count: int = 1, note: str = "") -> None: ...
+
+
+@contextmanager
+def progress(what: str, total: int, *, unit: str) -> Iterator[Advance]:
+    """A bar on a screen; a line now and then in a log. Written to stderr, so that results stay clean."""
+    console = Console(file=sys.stderr)
+    if console.is_terminal:
+        yield from _bar(what, total, unit, console)
+    else:
+        yield from _lines(what, total, unit, console)
+
+
+def _bar(what: str, total: int, unit: str, console: Console) -> Iterator[Advance]:
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        _Speed(unit),
+        TimeElapsedColumn(),
+        TextColumn("ETA"),
+        TimeRemainingColumn(),
+        TextColumn("[dim]{task.fields[note]}"),
+    )
+    with Progress(*columns, console=console) as bars:
+        task = bars.add_task(what, total=total, note="")
+        yield lambda count=1, note="": bars.update(task, advance=count, note=note)
+
+
+def _lines(what: str, total: int, unit: str, console: Console) -> Iterator[Advance]:
+    started_at = last_line_at = time.monotonic()
+    done = 0
+
+    def advance(count: int = 1, note: str = "") -> None:
+        nonlocal done, last_line_at
+        done += count
+        now = time.monotonic()
+        if done >= total or now - last_line_at > SECONDS_BETWEEN_LINES:
+            last_line_at = now
+            per_s = done / max(now - started_at, 1e-9)
+            left_s = (total - done) / max(per_s, 1e-9)
+            console.print(
+                f"{what}: {done}/{total} {unit}, {per_s:.3g} a second, {left_s:.0f} s left {note}",
+                highlight=False,
+            )
+
+    yield advance
+
+
+class _Speed(ProgressColumn):
+    def __init__(self, unit: str) -> None:
+        super().__init__()
+        self.unit = unit
+
+    def render(self, task: Task) -> Text:
+        speed = task.finished_speed or task.speed
+        return Text(f"{speed:.3g} {self.unit}/s" if speed else f"- {self.unit}/s", style="cyan")
