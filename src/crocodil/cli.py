@@ -37,15 +37,15 @@ def build(
     """Build a corpus: read, filter, deduplicate, split, tokenize."""
     from dataclasses import replace
 
-    from crocodil import presets
     from crocodil.corpus.build import build as build_corpus
+    from crocodil.presets import corpora
 
     if preset in _OWN:
         if source is None:
             raise ValueError(f"preset {preset} needs --source: a folder, an archive, or files with a text column")
-        recipe = getattr(presets, _OWN[preset])(source)
+        recipe = getattr(corpora, _OWN[preset])(source)
     elif preset in _FIXED:
-        recipe = getattr(presets, _FIXED[preset])()
+        recipe = getattr(corpora, _FIXED[preset])()
     else:
         raise ValueError(f"no preset {preset!r}: take one of {', '.join([*_FIXED, *_OWN])}")
     recipe = replace(recipe, tokenizer=tokenizer, vocab_size=vocab_size)

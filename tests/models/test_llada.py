@@ -6,9 +6,9 @@ import tiny
 import torch
 from safetensors.torch import load_file
 
-from crocodil import presets
 from crocodil.checkpoints import llada_config, load_llada
 from crocodil.models.llada import LLaDA
+from crocodil.presets import models
 
 
 @pytest.fixture(params=["llada-tiny", "llada-tiny-gqa"])
@@ -31,7 +31,7 @@ def test_logits_with_prefix_embeddings_are_those_of_the_public_implementation(pu
 
 def test_llada_8b_has_291_tensors_and_8_015_581_184_parameters(fixtures):
     config = llada_config(json.loads((fixtures / "llada-8b-config.json").read_text()))
-    assert config == presets.llada_8b()
+    assert config == models.llada_8b()
     with torch.device("meta"):
         model = LLaDA(config)
     assert len(model.state_dict()) == 291

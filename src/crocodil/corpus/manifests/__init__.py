@@ -1,0 +1,1 @@
+"""Pinned wheels: what a corpus was built from, name by name."""

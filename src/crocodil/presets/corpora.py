@@ -1,0 +1,55 @@
+"""Corpora as recipes: what can be rebuilt anywhere, what the paper used, and your own material."""
+
+from pathlib import Path
+
+from crocodil.corpus import manifests
+from crocodil.corpus.documents import paragraphs
+from crocodil.corpus.filters import FOR_TEXT
+from crocodil.corpus.recipe import Recipe
+from crocodil.corpus.registry import read_manifest
+from crocodil.corpus.sources import Files, HubDataset, Rows, Source, Wheels
+
+MANIFEST = Path(manifests.__file__).parent / "python-wheels.txt"
+
+
+def python_wheels() -> Recipe:
+    """Permissively licensed Python from published wheels: what can be rebuilt wherever pip works."""
+    return Recipe(source=Wheels(tuple(read_manifest(MANIFEST))))
+
+
+def starcoder_python() -> Recipe:
+    """The paper's data: the Python subset of StarCoder's, from the hub; its authors chose the licences."""
+    return Recipe(source=HubDataset(), permissive_only=False, package_cap_chars=1_000_000)
+
+
+def own_python(path: Path) -> Recipe:
+    """Your own programs: a folder, an archive, or tables with a text column. Nothing asks for a licence."""
+    return Recipe(
+        source=_own(path, (".py",)),
+        permissive_only=False,
+        hold_out_families=False,
+        valid_share=0.05,
+        test_share=0.05,
+    )
+
+
+def own_text(path: Path) -> Recipe:
+    """Your own texts of any kind: only what fits any text is filtered."""
+    return Recipe(
+        source=_own(path, (".txt", ".md", ".rst")),
+        filters=FOR_TEXT,
+        cut=paragraphs,
+        strip_notice=False,
+        permissive_only=False,
+        hold_out_families=False,
+        valid_share=0.05,
+        test_share=0.05,
+    )
+
+
+def _own(path: Path, suffixes: tuple[str, ...]) -> Source:
+    tables = (".jsonl", ".jsonl.gz", ".parquet")
+    is_table = path.name.endswith(tables)
+    if path.is_dir():
+        is_table = any(file.name.endswith(tables) for file in path.rglob("*"))
+    return Rows(path) if is_table else Files(path, suffixes)

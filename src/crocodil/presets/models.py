@@ -1,0 +1,50 @@
+"""The shapes of the paper's networks."""
+
+from crocodil.models.demasker import DemaskerConfig
+from crocodil.models.llada import LLaDAConfig
+from crocodil.models.register_denoiser import RegisterDenoiserConfig
+from crocodil.models.register_encoder import RegisterEncoderConfig
+
+
+def llada_8b() -> LLaDAConfig:
+    """GSAI-ML/LLaDA-8B-Base and -Instruct: 291 tensors, 8,015,581,184 parameters."""
+    return LLaDAConfig(
+        vocab_size=126_464,
+        width=4096,
+        num_layers=32,
+        num_heads=32,
+        num_kv_heads=32,
+        mlp_width=12_288,
+        mask_id=126_336,
+        eos_id=126_081,
+        pad_id=126_081,
+    )
+
+
+def paper_demasker() -> DemaskerConfig:
+    """Sec. 5: LLaDA-8B guided by 128 registers of width 1024."""
+    return DemaskerConfig(backbone=llada_8b())
+
+
+def paper_encoder() -> RegisterEncoderConfig:
+    """Sec. 5: Qwen3-Embedding-0.6B with 127 suffix registers behind its summary vector."""
+    return RegisterEncoderConfig(
+        vocab_size=151_669,
+        width=1024,
+        num_layers=28,
+        num_heads=16,
+        num_kv_heads=8,
+        head_width=128,
+        mlp_width=3072,
+        end_id=151_643,
+    )
+
+
+def paper_prior() -> RegisterDenoiserConfig:
+    """App. E: 28 layers, "roughly 400M"; without cross-attention 362M (decision D22)."""
+    return RegisterDenoiserConfig()
+
+
+def paper_conditional_prior() -> RegisterDenoiserConfig:
+    """App. E, for ConWithinDisc: cross-attention to all 128 registers of the visible text; 482M (D22)."""
+    return RegisterDenoiserConfig(condition_width=1024, condition_length=128)
