@@ -17,6 +17,7 @@ LAYERS = [
     {"processes"},
     {"models"},
     {"objectives", "samplers", "metrics"},
+    {"atomic"},
     {"tokenization", "distributed", "progress"},
     {"corpus", "checkpoints"},
     {"training", "pipeline", "judges"},

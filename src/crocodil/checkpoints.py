@@ -7,8 +7,6 @@ says which is not. Only safetensors are read; no pickle, no code from a checkpoi
 import dataclasses
 import json
 import os
-import shutil
-import tempfile
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -19,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from crocodil.atomic import whole_directory
 from crocodil.models.demasker import Demasker, DemaskerConfig
 from crocodil.models.llada import LLaDA, LLaDAConfig
 from crocodil.models.register_denoiser import RegisterDenoiser, RegisterDenoiserConfig
@@ -216,9 +215,7 @@ def save_model(model: Model, directory: StrPath) -> None:
     directory = Path(directory)
     if directory.exists():
         raise ValueError(f"{directory} exists: models are never overwritten, choose another directory")
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
-    try:
+    with whole_directory(directory) as unfinished:
         weights = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
         save_file(weights, unfinished / WEIGHTS_FILE)
         description = {
@@ -228,14 +225,6 @@ def save_model(model: Model, directory: StrPath) -> None:
             "config": dataclasses.asdict(model.config),
         }
         (unfinished / CONFIG_FILE).write_text(json.dumps(description, indent=2) + "\n")
-        for file in unfinished.iterdir():
-            _flush(file)
-        unfinished.chmod(0o755)
-        unfinished.rename(directory)
-        _flush(directory.parent)
-    except BaseException:
-        shutil.rmtree(unfinished, ignore_errors=True)
-        raise
 
 
 def load_model(directory: StrPath, *, dtype: torch.dtype | None = None, device: Device = "cpu") -> Model:
@@ -270,15 +259,6 @@ def _config_from_json(config_class: type, values: Any, source: Path) -> Any:
         for name, value in values.items()
     }
     return config_class(**fields)
-
-
-def _flush(path: Path) -> None:
-    """Ask the disk to keep it, so that a power cut cannot leave a name without its bytes."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 # ---------------------------------------------------------------- exact loading

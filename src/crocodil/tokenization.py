@@ -4,11 +4,12 @@ A tokenizer is a standard tokenizer.json plus four ids: mask, beginning, end, pa
 """
 
 import os
-import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from crocodil.atomic import whole_file
 
 # Line breaks with the indentation that follows; words; single digits; runs of signs; other blanks.
 PRE_TOKENS = r"\n[\n \t]*| ?[\p{L}_]+|\d| ?[^\s\p{L}\d_]+|[ \t]+(?![^ \t])|[ \t]+|\s"
@@ -98,11 +99,8 @@ class Tokenizer:
 
     def save(self, file: str | os.PathLike[str]) -> None:
         """As a standard tokenizer.json; the file appears whole or not at all."""
-        path = Path(file)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=".unfinished-", delete=False) as unfinished:
-            unfinished.write(self._tokenizer.to_str(pretty=False))
-        Path(unfinished.name).chmod(0o644)
-        Path(unfinished.name).replace(path)
+        with whole_file(Path(file)) as unfinished:
+            unfinished.write_text(self._tokenizer.to_str(pretty=False), encoding="utf-8")
 
 
 def _special_ids(tokenizer: Any) -> SpecialIds:

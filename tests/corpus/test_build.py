@@ -93,7 +93,7 @@ def recipe(source):
                   valid_share=0.2, test_share=0.2, shard_chars=6000)
 
 if __name__ == "__main__":
-    build(recipe(sys.argv[1]), Path(sys.argv[2]), num_processes=1)
+    build(recipe(sys.argv[1]), Path(sys.argv[3]), num_processes=int(sys.argv[2]))
 """
 
 
@@ -107,21 +107,22 @@ def own_files(tmp_path):
         file.write_text(program(f"m{number}", 5))
     script = tmp_path / "script.py"
     script.write_text(BUILD_IN_A_PROCESS)
-    return [sys.executable, str(script), str(folder)]
+    return [sys.executable, str(script), str(folder), "1"]
 
 
 def finished(command, out, **options):
     return subprocess.run([*command, str(out)], capture_output=True, text=True, check=False, **options)
 
 
-def test_a_build_that_is_killed_again_and_again_ends_with_the_same_checksums(own_files, tmp_path):
+@pytest.mark.parametrize("num_processes", [1, 2])
+def test_a_build_that_is_killed_again_and_again_ends_with_the_same_checksums(own_files, tmp_path, num_processes):
+    own_files = [*own_files[:-1], f"{num_processes}"]
+    started_at = time.monotonic()
     assert finished(own_files, tmp_path / "whole").returncode == 0
+    full_s = time.monotonic() - started_at
     expected = Corpus(tmp_path / "whole").description["sha256"]
     out = tmp_path / "killed"
     survived = 0
-    started_at = time.monotonic()
-    finished(own_files, tmp_path / "timed")
-    full_s = time.monotonic() - started_at
     for share in (0.35, 0.5, 0.6, 0.7, 0.8, 0.9):
         process = subprocess.Popen([*own_files, str(out)], stderr=subprocess.DEVNULL)
         try:

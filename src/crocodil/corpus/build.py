@@ -7,8 +7,8 @@ killed at any point and started again ends with the same checksums. `corpus.json
 import json
 import multiprocessing
 import os
-import shutil
-import tempfile
+import threading
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict
@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from crocodil.atomic import remove_unfinished, whole_directory, whole_file
 from crocodil.corpus.documents import Document
 from crocodil.corpus.harvest import COUNTS_FILE, harvest, read_documents
 from crocodil.corpus.leaks import WINDOW, leaked_share
@@ -93,7 +94,7 @@ def in_processes(jobs: dict[Path, tuple], num_processes: int) -> Iterable[Path]:
             yield key
         return
     context = multiprocessing.get_context("spawn")  # forking a process with threads can deadlock
-    with ProcessPoolExecutor(num_processes, mp_context=context) as pool:
+    with ProcessPoolExecutor(num_processes, context, _watch_parent, (os.getpid(),)) as pool:
         futures = {pool.submit(*call): key for key, call in jobs.items()}
         try:
             for future in as_completed(futures):
@@ -104,10 +105,15 @@ def in_processes(jobs: dict[Path, tuple], num_processes: int) -> Iterable[Path]:
             raise
 
 
-def remove_unfinished(directory: Path) -> None:
-    """What a killed run left half-written."""
-    for leftover in directory.glob(".unfinished-*"):
-        shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
+def _watch_parent(parent: int) -> None:
+    """Start in each process: one that outlived a killed parent would write beside the build that is resumed."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.2)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 # ---------------------------------------------------------------- the tokenizer
@@ -211,16 +217,10 @@ def write_shard(plan: Sequence[tuple[Path, np.ndarray, np.ndarray]], tokenizer_f
             encoded = encode_documents(tokenizer, [one for one, _, _ in some])
             for (one, split, package), (ids, parts) in zip(some, encoded, strict=True):
                 writers[split].add(ids, parts, package=package, path=one.path)
-    unfinished = Path(tempfile.mkdtemp(prefix=".unfinished-", dir=target.parent))
-    try:
+    with whole_directory(target) as unfinished:
         for name, writer in zip(SPLITS, writers, strict=True):
             if writer.documents:
                 writer.save(unfinished / name)
-        unfinished.chmod(0o755)
-        unfinished.rename(target)
-    except BaseException:
-        shutil.rmtree(unfinished, ignore_errors=True)
-        raise
 
 
 def encode_documents(
@@ -285,9 +285,8 @@ def finish(
         "counts": _counts(directories, selection),
         "sha256": checksums(out),
     }
-    unfinished = out / f".unfinished-{CORPUS_FILE}"
-    unfinished.write_text(json.dumps(description, indent=1) + "\n")
-    unfinished.replace(out / CORPUS_FILE)
+    with whole_file(out / CORPUS_FILE) as unfinished:
+        unfinished.write_text(json.dumps(description, indent=1) + "\n")
     return Corpus(out)
 
 

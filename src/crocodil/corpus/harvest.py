@@ -6,8 +6,6 @@ The result is a directory that appears whole or not at all, so a build that was 
 import gzip
 import json
 import re
-import shutil
-import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Iterator
@@ -19,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from rensa import RMinHash
 
+from crocodil.atomic import whole_directory
 from crocodil.corpus.documents import Document, RawFile, SourceFile, Span, plain, without_notice
 from crocodil.corpus.filters import MIN_CHARS
 from crocodil.corpus.licences import is_permissive
@@ -54,8 +53,7 @@ class Counts:
 
 def harvest(unit: Unit, recipe: Recipe, directory: Path) -> None:
     """Write what a unit yields as `directory`."""
-    unfinished = Path(tempfile.mkdtemp(prefix=".unfinished-", dir=directory.parent))
-    try:
+    with whole_directory(directory) as unfinished:
         counts, index = Counts(), Index()
         with gzip.open(unfinished / DOCUMENTS_FILE, "wt", compresslevel=1, encoding="utf-8") as lines:
             for document in kept_documents(unit, recipe, counts):
@@ -64,10 +62,6 @@ def harvest(unit: Unit, recipe: Recipe, directory: Path) -> None:
                     index.add(document)
         index.save(unfinished / INDEX_FILE)
         (unfinished / COUNTS_FILE).write_text(json.dumps(vars(counts)))
-        unfinished.rename(directory)
-    except BaseException:
-        shutil.rmtree(unfinished, ignore_errors=True)
-        raise
 
 
 def kept_documents(unit: Unit, recipe: Recipe, counts: Counts) -> Iterator[Document]:

@@ -5,13 +5,12 @@ Token ids are compressed with the standard library's lzma, to about a quarter; n
 
 import io
 import lzma
-import shutil
 import tarfile
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from crocodil.atomic import whole_directory
 from crocodil.corpus.shards import CORPUS_FILE, Corpus
 
 # Ids are pairs of bytes: told so, lzma finds more in them.
@@ -42,22 +41,17 @@ def unpack(directory: Path, out: Path) -> Corpus:
         raise ValueError(f"{directory} holds no pieces of a corpus")
     if out.exists():
         raise ValueError(f"{out} exists: choose another directory")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = Path(tempfile.mkdtemp(prefix=".unfinished-", dir=out.parent))
     try:
         with (
+            whole_directory(out) as unfinished,
             io.BufferedReader(_Joined(files)) as stream,
             lzma.LZMAFile(stream) as plain,
             tarfile.open(fileobj=plain, mode="r|") as tar,
         ):
             tar.extractall(unfinished, filter="data")
-        Corpus(unfinished).verify()
-        unfinished.chmod(0o755)
-        unfinished.rename(out)
+            Corpus(unfinished).verify()
     except (lzma.LZMAError, EOFError, tarfile.TarError) as error:
         raise ValueError(f"the pieces in {directory} are damaged or not all there: {error}") from error
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
     return Corpus(out)
 
 

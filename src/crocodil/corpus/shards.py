@@ -6,8 +6,6 @@ asked for, not on the files. Everything is memory-mapped.
 """
 
 import json
-import shutil
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -36,7 +34,7 @@ def token_dtype(vocab_size: int) -> np.dtype:
 
 
 class ShardWriter:
-    """Collects documents; `save` writes them as one directory, which appears whole or not at all."""
+    """Collects documents, and writes them as one directory."""
 
     def __init__(self, dtype: np.dtype) -> None:
         self.dtype = dtype
@@ -55,19 +53,13 @@ class ShardWriter:
         self.num_tokens += len(ids)
 
     def save(self, directory: Path) -> None:
-        unfinished = Path(tempfile.mkdtemp(prefix=".unfinished-", dir=directory.parent))
-        try:
-            with (unfinished / "tokens.bin").open("wb") as file:
-                for ids in self.tokens:
-                    file.write(ids.tobytes())
-            np.save(unfinished / "documents.npy", np.array(self.documents, dtype=DOCUMENT))
-            np.save(unfinished / "parts.npy", np.array(self.parts, dtype=PART))
-            (unfinished / "paths.txt").write_text("\n".join(self.paths) + "\n", encoding="utf-8")
-            unfinished.chmod(0o755)
-            unfinished.rename(directory)
-        except BaseException:
-            shutil.rmtree(unfinished, ignore_errors=True)
-            raise
+        directory.mkdir()
+        with (directory / "tokens.bin").open("wb") as file:
+            for ids in self.tokens:
+                file.write(ids.tobytes())
+        np.save(directory / "documents.npy", np.array(self.documents, dtype=DOCUMENT))
+        np.save(directory / "parts.npy", np.array(self.parts, dtype=PART))
+        (directory / "paths.txt").write_text("\n".join(self.paths) + "\n", encoding="utf-8")
 
 
 def checksums(directory: Path) -> dict[str, str]:
