@@ -1,5 +1,3 @@
-from dataclasses import replace
-
 import pytest
 import tiny
 import torch
@@ -75,7 +73,7 @@ def seen_by_the_demasker(objective, count=2000):
 
 def test_algorithm_1_hides_everything_at_the_all_mask_rate():
     for rate in (0.0, 0.25, 1.0):
-        seen, _ = seen_by_the_demasker(DemaskerObjective(all_mask_rate=rate))
+        seen, _ = seen_by_the_demasker(DemaskerObjective(all_mask_rate=rate, given_rate=0))
         all_hidden = (seen["noisy_tokens"] == MASK).all(dim=1).float().mean().item()
         by_chance = (1 - rate) / 13  # a uniform mask probability hides all 12 tokens once in 13
         assert all_hidden == pytest.approx(rate + by_chance, abs=0.03)
@@ -154,7 +152,7 @@ def test_algorithm_4_conditions_on_visible_tokens_only_and_drops_the_condition_a
         seen["hidden"] = hidden.float().mean().item()
         return tiny.bank(1000)
 
-    objective = replace(PriorObjective(), condition_drop_rate=0.2)
+    objective = PriorObjective(condition_drop_rate=0.2, given_rate=0)
     conditional_prior_loss(
         denoiser,
         encode,

@@ -75,6 +75,16 @@ def show(
 
 
 @corpus.command()
+def card(directory: Path, out: Annotated[Path, typer.Option(help="The Markdown file to write.")]) -> None:
+    """Write down the sources and licences of a corpus, package by package."""
+    from crocodil.corpus import report
+    from crocodil.corpus.shards import Corpus
+
+    out.write_text("\n".join(report.card(Corpus(directory))), encoding="utf-8")
+    typer.echo(f"written to {out}")
+
+
+@corpus.command()
 def lock(
     names: Annotated[Path, typer.Argument(help="A file of package names, separated by blanks.")],
     out: Annotated[Path, typer.Option(help="The manifest to write.")],

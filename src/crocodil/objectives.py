@@ -17,7 +17,7 @@ from crocodil.models.demasker import Demasker
 from crocodil.models.llada import LLaDA
 from crocodil.models.register_denoiser import RegisterDenoiser
 from crocodil.processes.gaussian import add_noise, block_offsets, effective_time, sample_base_time
-from crocodil.processes.masking import demasking_loss, mask_prob_at, mask_tokens
+from crocodil.processes.masking import demasking_loss, mask_prob_at, mask_tokens, sample_given
 from crocodil.processes.registers import (
     block_index,
     noise_std_for_cosine,
@@ -41,6 +41,7 @@ class DemaskerObjective:
     nested_dropout: bool = True  # App. C
     prefix_ends_with_block: bool = False  # k only at ends of blocks (decision D2)
     empty_prefix_rate: float = 0.1  # k = 0 (decision D14)
+    given_rate: float = 0.1  # how often a prefix, a suffix or both are given (decision D24); 0 in the paper
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,11 +50,14 @@ class PriorObjective:
 
     largest_offset: float = 0.1  # of the block offsets (decision D4); 0 trains without them (App. G)
     condition_drop_rate: float = 0.1  # how often Algorithm 4 shows the null condition (decision D15)
+    given_rate: float = 0.25  # how often only a prefix, a suffix or both are visible (D24); 0 in the paper
 
 
-def base_loss(demasker: LLaDA, tokens: TokenIds, *, mask_id: int, streams: Streams) -> Loss:
-    """Plain masked diffusion: Eq. 5 without guidance."""
-    mask_prob = mask_prob_at(streams.at("time").uniform())
+def base_loss(
+    demasker: LLaDA, tokens: TokenIds, *, mask_id: int, streams: Streams, time: PerSample | None = None
+) -> Loss:
+    """Plain masked diffusion: Eq. 5 without guidance. `time` is drawn unless given (stratified, say)."""
+    mask_prob = mask_prob_at(streams.at("time").uniform() if time is None else time)
     noisy_tokens, hidden = mask_tokens(tokens, mask_prob, mask_id=mask_id, streams=streams.at("mask"))
     return demasking_loss(demasker(noisy_tokens, rows=hidden), tokens, hidden, mask_prob)
 
@@ -66,12 +70,14 @@ def guided_loss(
     objective: DemaskerObjective,
     mask_id: int,
     streams: Streams,
+    time: PerSample | None = None,
 ) -> Loss:
-    """Algorithm 1: one step of robust encoder-demasker training."""
-    time = streams.at("time").uniform()  # line 2
+    """Algorithm 1: one step of robust encoder-demasker training. `time` is drawn unless given."""
+    time = streams.at("time").uniform() if time is None else time  # line 2
     mask_prob = _sometimes_one(mask_prob_at(time), objective.all_mask_rate, streams.at("all-mask"))
+    given = sample_given(tokens.shape[1], objective.given_rate, streams=streams.at("given"))
     noisy_tokens, hidden = mask_tokens(  # line 3
-        tokens, mask_prob, mask_id=mask_id, streams=streams.at("mask")
+        tokens, mask_prob, mask_id=mask_id, streams=streams.at("mask"), given=given & (mask_prob < 1)[:, None]
     )
     registers = encode(tokens, None)  # line 4
     std = noise_std_for_cosine(objective.register_cosine)
@@ -105,9 +111,11 @@ def conditional_prior_loss(
     (Sec. 4.3.2, comment iii).
     """
     noisy_registers, diffusion_time = _diffuse(registers, objective, streams)  # lines 3-4
-    mask_prob = streams.at("mask time").uniform()  # line 5
+    given = sample_given(tokens.shape[1], objective.given_rate, streams=streams.at("given"))
+    # Where something is given, nothing else is visible: this is how decoding with given tokens begins.
+    mask_prob = streams.at("mask time").uniform().masked_fill(given.any(dim=1), 1.0)  # line 5
     noisy_tokens, hidden = mask_tokens(  # line 6
-        tokens, mask_prob, mask_id=mask_id, streams=streams.at("mask")
+        tokens, mask_prob, mask_id=mask_id, streams=streams.at("mask"), given=given
     )
     condition = encode_condition(noisy_tokens, hidden)
     keep = streams.at("keep condition").uniform() >= objective.condition_drop_rate

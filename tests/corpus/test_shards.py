@@ -1,12 +1,10 @@
-import json
-
 import numpy as np
 import pytest
 from wheels import program
 
 from crocodil.corpus.build import encode_documents
 from crocodil.corpus.documents import Document, SourceFile, definitions
-from crocodil.corpus.leaks import leaked_share
+from crocodil.corpus.leaks import leaked_shares, window_hashes
 from crocodil.corpus.order import Order
 from crocodil.corpus.shards import Programs, Shard, ShardWriter, token_dtype
 from crocodil.tokenization import Tokenizer
@@ -136,9 +134,22 @@ def test_the_leaked_share_is_the_share_of_windows_that_train_has_too(tmp_path):
     train, other = (draw.integers(0, 5000, 400).tolist() for _ in range(2))
     known = [shard(tmp_path, (train[:150], []), (train[150:], []), name="train")]
     half = other[:100] + train[200:300]
-    held = [shard(tmp_path, (half, []), (train[:20], []), name="valid")]  # 20 tokens hold no window of 30
-    assert leaked_share(held, known) == pytest.approx(71 / 171)
-    across = [shard(tmp_path, (train[130:170], []), name="across")]  # spans two documents of train
-    assert leaked_share(across, known) == 0
-    assert leaked_share([], known) == 0
-    assert json.dumps(leaked_share(known, known)) == "1.0"
+    held_out = {
+        "half": [shard(tmp_path, (half, []), (train[:20], []), name="half")],  # 20 tokens hold no window of 30
+        "across": [shard(tmp_path, (train[130:170], []), name="across")],  # spans two documents of train
+        "all": known,
+        "none": [],
+    }
+    shares = leaked_shares(held_out, known)
+    assert shares == {"half": pytest.approx(71 / 171), "across": 0, "all": 1, "none": 0}
+    assert leaked_shares({"none": []}, known) == {"none": 0}
+
+
+def test_windows_have_equal_hashes_where_they_are_equal_and_nowhere_else(tmp_path):
+    draw = np.random.default_rng(1)
+    tokens = draw.integers(0, 3, 3000)  # three ids only: many windows share most of their tokens
+    (hashes,) = window_hashes(shard(tmp_path, (tokens.tolist(), [])))
+    windows = np.lib.stride_tricks.sliding_window_view(tokens, 30)
+    assert len(np.unique(hashes)) == len(np.unique(windows, axis=0)) == len(windows) == len(hashes)
+    (twice,) = window_hashes(shard(tmp_path, ([*tokens[:50].tolist(), *tokens[:50].tolist()], []), name="twice"))
+    assert twice[:21].tolist() == twice[50:].tolist()

@@ -20,6 +20,8 @@ from crocodil.processes.masking import (
     mask_tokens,
     propose_tokens,
     reverse_step,
+    sample_given,
+    stratified_times,
 )
 
 RULES = [MostConfident(), AtRandom(), NoisyConfidence(), AboveThreshold(0.3), Remask()]
@@ -43,6 +45,29 @@ def test_tokens_are_hidden_independently_of_each_other():
     ).hidden
     correlation = torch.corrcoef(hidden.float().T) - torch.eye(6)
     assert correlation.abs().max() < 0.03
+
+
+def test_what_is_given_is_never_hidden_and_is_a_prefix_a_suffix_or_both():
+    given = sample_given(40, 0.5, streams=tiny.streams(3000))
+    some = given.any(dim=1)
+    assert some.float().mean().item() == pytest.approx(0.5, abs=0.03)
+    runs = (given[:, 1:] != given[:, :-1]).sum(dim=1)
+    assert runs.max() == 2  # never more than one hidden stretch
+    starts, ends = given[:, 0] & ~given[:, -1], given[:, -1] & ~given[:, 0]
+    both = given[:, 0] & given[:, -1]
+    for kind in (starts, ends, both):
+        assert kind[some].float().mean() > 0.2
+    hidden = mask_tokens(
+        tiny.programs(3000, 40), torch.ones(3000), mask_id=MASK, streams=tiny.streams(3000), given=given
+    ).hidden
+    assert torch.equal(hidden, ~given)
+
+
+def test_stratified_times_cover_the_unit_interval_evenly_whatever_the_split_into_ranks():
+    times = stratified_times(torch.arange(8), batch_size=8, shift=0.3)
+    assert torch.allclose(times.sort().values.diff(), torch.tensor(1 / 8))
+    assert torch.equal(times[4:], stratified_times(torch.arange(4, 8), batch_size=8, shift=0.3))
+    assert ((times >= 0) & (times < 1)).all()
 
 
 def test_the_mask_probability_runs_from_lladas_floor_to_one():

@@ -21,7 +21,7 @@ import numpy as np
 from crocodil.atomic import remove_unfinished, whole_directory, whole_file
 from crocodil.corpus.documents import Document
 from crocodil.corpus.harvest import COUNTS_FILE, harvest, read_documents
-from crocodil.corpus.leaks import WINDOW, leaked_share
+from crocodil.corpus.leaks import WINDOW, leaked_shares
 from crocodil.corpus.recipe import Recipe
 from crocodil.corpus.selection import SPLITS, Catalogue, Selection, catalogue, select
 from crocodil.corpus.shards import (
@@ -94,7 +94,7 @@ def in_processes(jobs: dict[Path, tuple], num_processes: int) -> Iterable[Path]:
             yield key
         return
     context = multiprocessing.get_context("spawn")  # forking a process with threads can deadlock
-    with ProcessPoolExecutor(num_processes, context, _watch_parent, (os.getpid(),)) as pool:
+    with ProcessPoolExecutor(num_processes, context, _start_worker, (os.getpid(),)) as pool:
         futures = {pool.submit(*call): key for key, call in jobs.items()}
         try:
             for future in as_completed(futures):
@@ -105,8 +105,9 @@ def in_processes(jobs: dict[Path, tuple], num_processes: int) -> Iterable[Path]:
             raise
 
 
-def _watch_parent(parent: int) -> None:
-    """Start in each process: one that outlived a killed parent would write beside the build that is resumed."""
+def _start_worker(parent: int) -> None:
+    """In each process: one that outlived a killed parent would write beside the build that is resumed."""
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are the parallelism
 
     def watch() -> None:
         while os.getppid() == parent:
@@ -207,7 +208,6 @@ def _groups(documents: Catalogue, selection: Selection, shard_chars: int) -> Ite
 
 def write_shard(plan: Sequence[tuple[Path, np.ndarray, np.ndarray]], tokenizer_file: Path, target: Path) -> None:
     """The selected documents of some units as one shard a split, all in one directory."""
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are the parallelism
     tokenizer = Tokenizer.load(tokenizer_file)
     writers = [ShardWriter(token_dtype(len(tokenizer))) for _ in SPLITS]
     for directory, splits, packages in plan:
@@ -263,11 +263,9 @@ def finish(
     shards = {
         split: [Shard(path, dtype) for path in sorted((out / "shards").glob(f"*/{split}"))] for split in SPLITS
     }
-    with progress("looking for leaks", 2, unit="splits") as advance:
-        leaks = {}
-        for split in SPLITS[1:]:
-            leaks[split] = leaked_share(shards[split], shards["train"])
-            advance(1, split)
+    with progress("looking for leaks", len(shards["train"]), unit="shards") as advance:
+        held_out = {split: shards[split] for split in SPLITS if split != "train"}
+        leaks = leaked_shares(held_out, shards["train"], looked_at=advance)
     packages = [
         {"name": name, "licence": licence, "split": split}
         for name, licence, split in zip(

@@ -1,6 +1,6 @@
 """How much of a held-out split also stands in train: the share of its token windows that occur there."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,37 +9,74 @@ from crocodil.corpus.shards import Shard
 
 WINDOW = 30  # tokens
 TOKENS_AT_ONCE = 1 << 22
+_TABLE_BITS = 27  # a table of what may occur, to look up all of train in
+_BASE = 0x9E3779B97F4A7C15
 
 
-def leaked_share(held_out: Sequence[Shard], train: Sequence[Shard]) -> float:
-    """The share of windows of `held_out` that are also in `train`; 0 where there is none."""
-    parts = [hashes for shard in held_out for hashes in window_hashes(shard)]
-    if not parts:
-        return 0.0
-    windows, counts = np.unique(np.concatenate(parts), return_counts=True)
+def leaked_shares(
+    held_out: Mapping[str, Sequence[Shard]],
+    train: Sequence[Shard],
+    *,
+    looked_at: Callable[[], None] = lambda: None,
+) -> dict[str, float]:
+    """The share of windows of each held-out split that are also in train, in one pass over train."""
+    hashes = {name: _all_hashes(shards) for name, shards in held_out.items()}
+    windows = np.unique(np.concatenate([*hashes.values(), np.zeros(0, dtype=np.uint64)]))
+    if not len(windows):
+        return dict.fromkeys(held_out, 0.0)
+    table = np.zeros(1 << _TABLE_BITS, dtype=bool)
+    table[_short(windows)] = True
     found = np.zeros(len(windows), dtype=bool)
     for shard in train:
-        for hashes in window_hashes(shard):
-            place = np.minimum(np.searchsorted(windows, hashes), len(windows) - 1)
-            found[place[windows[place] == hashes]] = True
-    return float(counts[found].sum() / counts.sum())
+        for some in window_hashes(shard):
+            likely = some[table[_short(some)]]
+            place = np.minimum(np.searchsorted(windows, likely), len(windows) - 1)
+            found[place[windows[place] == likely]] = True
+        looked_at()
+    return {
+        name: float(found[np.searchsorted(windows, own)].mean()) if len(own) else 0.0
+        for name, own in hashes.items()
+    }
 
 
 def window_hashes(shard: Shard) -> Iterator[NDArray[np.uint64]]:
     """A number for each window that lies within one document, a few million at a time."""
-    documents = shard.documents
-    starts_window = np.zeros(len(shard.tokens) + 1, dtype=np.int8)
-    long = documents[documents["length"] >= WINDOW]
-    np.add.at(starts_window, long["start"], 1)
-    np.add.at(starts_window, long["start"] + long["length"] - WINDOW + 1, -1)
-    inside = np.cumsum(starts_window[:-1], dtype=np.int8).astype(bool)
+    inside = _window_starts(shard)
     for first in range(0, len(shard.tokens), TOKENS_AT_ONCE):
-        stretch = shard.tokens[first : first + TOKENS_AT_ONCE + WINDOW - 1].astype(np.uint64)
-        count = len(stretch) - WINDOW + 1
-        if count < 1:
-            return
-        hashes = np.zeros(count, dtype=np.uint64)
-        for place in range(WINDOW):
-            hashes *= np.uint64(0x9E3779B97F4A7C15)
-            hashes += stretch[place : place + count] + np.uint64(1)
-        yield hashes[inside[first : first + count]]
+        stretch = shard.tokens[first : first + TOKENS_AT_ONCE + WINDOW - 1].astype(np.uint64) + np.uint64(1)
+        if len(stretch) >= WINDOW:
+            hashes = _hash_windows(stretch)
+            yield hashes[inside[first : first + len(hashes)]]
+
+
+def _hash_windows(tokens: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """A polynomial of each window, put together from those of 1, 2, 4, 8 ... tokens."""
+    power, doubled, size = _BASE, tokens, 1
+    count = len(tokens) - WINDOW + 1
+    total, covered = np.zeros(count, dtype=np.uint64), 0
+    while size <= WINDOW:
+        if WINDOW & size:
+            total = total * np.uint64(power) + doubled[covered : covered + count]
+            covered += size
+        doubled = doubled[:-size] * np.uint64(power) + doubled[size:]
+        power, size = power * power % (1 << 64), 2 * size
+    return total
+
+
+def _window_starts(shard: Shard) -> NDArray[np.bool_]:
+    """Where a window may start without leaving its document."""
+    long = shard.documents[shard.documents["length"] >= WINDOW]
+    change = np.zeros(len(shard.tokens) + 1, dtype=np.int8)
+    np.add.at(change, long["start"], 1)
+    np.add.at(change, long["start"] + long["length"] - WINDOW + 1, -1)
+    return np.cumsum(change[:-1], dtype=np.int8).astype(bool)
+
+
+def _all_hashes(shards: Sequence[Shard]) -> NDArray[np.uint64]:
+    return np.concatenate(
+        [np.zeros(0, dtype=np.uint64), *(some for shard in shards for some in window_hashes(shard))]
+    )
+
+
+def _short(hashes: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    return (hashes * np.uint64(_BASE)) >> np.uint64(64 - _TABLE_BITS)

@@ -33,6 +33,20 @@ def samples(corpus: Corpus, *, count: int, length: int) -> Iterator[str]:
         yield tokenizer.decode(programs[int(number)].tolist())
 
 
+def card(corpus: Corpus) -> Iterator[str]:
+    """Sources and licences as Markdown: what a corpus was made of, package by package."""
+    by_licence: dict[str, list[str]] = {}
+    for package in corpus.packages:
+        if package["split"]:
+            held_out = "" if package["split"] == "train" else f" ({package['split']})"
+            by_licence.setdefault(package["licence"], []).append(package["name"] + held_out)
+    yield "# Sources and licences\n"
+    yield f"{sum(map(len, by_licence.values())):,} packages; licences are as the packages declare them.\n"
+    for licence, names in sorted(by_licence.items(), key=lambda row: (-len(row[1]), row[0])):
+        yield f"## {licence} ({len(names)})\n"
+        yield ", ".join(sorted(names, key=str.lower)) + "\n"
+
+
 def _splits(corpus: Corpus) -> list[Row]:
     rows = [("Splits",), ("split", "packages", "documents", "characters", "tokens", "characters/token", "leaked")]
     leaks = corpus.description["leaked_share"]

@@ -14,7 +14,7 @@ MANIFEST = Path(manifests.__file__).parent / "python-wheels.txt"
 
 def python_wheels() -> Recipe:
     """Permissively licensed Python from published wheels: what can be rebuilt wherever pip works."""
-    return Recipe(source=Wheels(tuple(read_manifest(MANIFEST))))
+    return Recipe(source=Wheels(tuple(read_manifest(MANIFEST))), split_key="crocodil")
 
 
 def starcoder_python() -> Recipe:

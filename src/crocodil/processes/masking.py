@@ -33,10 +33,45 @@ def mask_prob_at(time: PerSample) -> PerSample:
     return (1 - SMALLEST_MASK_PROB) * time + SMALLEST_MASK_PROB
 
 
-def mask_tokens(tokens: TokenIds, mask_prob: PerSample, *, mask_id: int, streams: Streams) -> Masked:
-    """Sample x_t ~ q(x_t | x_0), Eqs. 1-2: hide each token on its own with probability `mask_prob`."""
+def mask_tokens(
+    tokens: TokenIds,
+    mask_prob: PerSample,
+    *,
+    mask_id: int,
+    streams: Streams,
+    given: Positions | None = None,
+) -> Masked:
+    """Sample x_t ~ q(x_t | x_0), Eqs. 1-2: hide each token on its own with probability `mask_prob`.
+
+    What is `given` is never hidden: a prompt is a sequence that is partly seen (decision D24).
+    """
     hidden = streams.uniform(tokens.shape[1]) < mask_prob[:, None]
+    if given is not None:
+        hidden = hidden & ~given
     return Masked(tokens.masked_fill(hidden, mask_id), hidden)
+
+
+def sample_given(num_tokens: int, rate: float, *, streams: Streams) -> Positions:
+    """What is given of each sample: nothing, or at `rate` a prefix, a suffix, or both (decision D24).
+
+    Where both ends are given, what is left is an infilling. Ends are uniform over all places.
+    """
+    first, last = (streams.at(end).uniform() * num_tokens for end in ("first", "last"))
+    start, stop = torch.minimum(first, last)[:, None], torch.maximum(first, last)[:, None]
+    index = torch.arange(num_tokens, device=start.device)
+    before, after = index < start, index >= stop
+    kind = streams.at("kind").integers(0, 2)[:, None]
+    chosen = torch.where(kind == 0, before, torch.where(kind == 1, after, before | after))
+    return chosen & (streams.at("given").uniform()[:, None] < rate)
+
+
+def stratified_times(places: Int[Tensor, "B"], *, batch_size: int, shift: float) -> PerSample:
+    """Times that cover [0, 1] evenly within a batch: the sample at each place has a slice of its own.
+
+    With a `shift` that is uniform from batch to batch, each time is uniform, and the loss of a batch varies less
+    (Kingma et al., 2021, "Variational diffusion models").
+    """
+    return ((places / batch_size + shift) % 1).float()
 
 
 def reverse_step(

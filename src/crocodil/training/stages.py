@@ -1,0 +1,343 @@
+"""The stages of the paper: base, guided, cached registers, prior, conditional prior. They know no loop.
+
+A stage holds its networks and its data, and turns a step and some places of its batch into a loss. Which programs
+these are, and every random draw, follow from the seed, the step and the place alone.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from crocodil.atomic import whole_directory
+from crocodil.corpus.order import Order
+from crocodil.corpus.shards import Programs
+from crocodil.models.demasker import Demasker
+from crocodil.models.llada import LLaDA
+from crocodil.models.register_denoiser import RegisterDenoiser
+from crocodil.models.register_encoder import RegisterEncoder
+from crocodil.objectives import (
+    DemaskerObjective,
+    PriorObjective,
+    base_loss,
+    conditional_prior_loss,
+    guided_loss,
+    prior_loss,
+)
+from crocodil.processes.gaussian import add_noise
+from crocodil.processes.masking import mask_tokens, stratified_times
+from crocodil.seeding import Streams
+from crocodil.training.loop import Phase
+
+MASK_PROBS = (0.1, 0.5, 0.9, 1.0)  # where validation looks
+TIMES = (0.1, 0.3, 0.5, 0.7, 0.9)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data:
+    """Programs of train and valid, and the key under which they are drawn."""
+
+    train: Programs
+    valid: Programs
+    batch_size: int
+    seed: int = 0
+    num_valid: int = 128
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        for name, programs in (("train", self.train), ("valid", self.valid)):
+            if not len(programs):
+                raise ValueError(f"the {name} split holds no program of at most {programs.length} tokens")
+
+    @cached_property
+    def order(self) -> Order:
+        return Order(len(self.train), f"train {self.seed}")
+
+    def numbers(self, step: int, places: range) -> np.ndarray:
+        """Which programs stand at these places of a step's batch."""
+        first = step * self.batch_size
+        return self.order.at(np.arange(first + places.start, first + places.stop))
+
+    def tokens(self, step: int, places: range) -> Tensor:
+        return torch.from_numpy(self.train.batch(self.numbers(step, places))).to(self.device)
+
+    def streams(self, step: int, places: range) -> Streams:
+        return Streams.of("train", self.seed, step, samples=places, device=self.device)
+
+    def times(self, step: int, places: range) -> Tensor:
+        """Stratified over the whole batch."""
+        shift = Streams.of("times", self.seed, samples=[step]).uniform().item()
+        index = torch.arange(places.start, places.stop, device=self.device)
+        return stratified_times(index, batch_size=self.batch_size, shift=shift)
+
+    @cached_property
+    def held_out_numbers(self) -> np.ndarray:
+        """The programs that validation looks at, always the same."""
+        count = min(self.num_valid, len(self.valid))
+        return Order(len(self.valid), "valid").at(np.arange(count))
+
+    @cached_property
+    def held_out(self) -> Tensor:
+        return torch.from_numpy(self.valid.batch(self.held_out_numbers)).to(self.device)
+
+
+@dataclass
+class BaseStage:
+    """Plain masked diffusion: the baseline of every comparison, and what the guided demasker starts from."""
+
+    demasker: LLaDA
+    data: Data
+    name: str = "base"
+
+    def modules(self) -> Mapping[str, nn.Module]:
+        return {"demasker": self.demasker}
+
+    def groups(self) -> Mapping[str, Sequence[nn.Parameter]]:
+        return {"demasker": list(self.demasker.parameters())}
+
+    def phases(self) -> Sequence[Phase]:
+        return (Phase(math.inf, frozenset({"demasker"})),)
+
+    def repeated_blocks(self) -> Sequence[nn.Module]:
+        return list(self.demasker.blocks)
+
+    def loss(self, step: int, places: range) -> Tensor:
+        return base_loss(
+            self.demasker,
+            self.data.tokens(step, places),
+            mask_id=self.demasker.config.mask_id,
+            streams=self.data.streams(step, places),
+            time=self.data.times(step, places),
+        )
+
+    def evaluate(self) -> dict[str, float]:
+        found: dict[str, float] = {}
+        for prob in MASK_PROBS:
+            tokens, noisy, hidden = masked_held_out(self.data, prob, self.demasker.config.mask_id)
+            found |= judged(self.demasker(noisy, rows=hidden), tokens[hidden], f"at mask {prob}")
+        return found
+
+
+@dataclass
+class GuidedStage:
+    """Algorithm 1, with the encoder-only warm-up of App. C (decision D21)."""
+
+    encoder: RegisterEncoder
+    demasker: Demasker
+    data: Data
+    objective: DemaskerObjective = field(default_factory=DemaskerObjective)
+    warmup_steps: int = 4000  # App. C
+    name: str = "guided"
+
+    def modules(self) -> Mapping[str, nn.Module]:
+        return {"encoder": self.encoder, "demasker": self.demasker}
+
+    def groups(self) -> Mapping[str, Sequence[nn.Parameter]]:
+        return {
+            "encoder": list(self.encoder.parameters()),
+            "interface": [*self.demasker.register_map.parameters(), self.demasker.boundaries],
+            "demasker": list(self.demasker.backbone.parameters()),
+        }
+
+    def phases(self) -> Sequence[Phase]:
+        warm_up = frozenset({"encoder", "interface"})
+        return (Phase(self.warmup_steps, warm_up), Phase(math.inf, warm_up | {"demasker"}))
+
+    def repeated_blocks(self) -> Sequence[nn.Module]:
+        return [*self.demasker.backbone.blocks, *self.encoder.backbone.layers]
+
+    def loss(self, step: int, places: range) -> Tensor:
+        return guided_loss(
+            lambda tokens, hidden: self.encoder(tokens, hidden=hidden),
+            self.demasker,
+            self.data.tokens(step, places),
+            objective=self.objective,
+            mask_id=self.demasker.config.backbone.mask_id,
+            streams=self.data.streams(step, places),
+            time=self.data.times(step, places),
+        )
+
+    def evaluate(self) -> dict[str, float]:
+        """With all registers, and with none."""
+        found: dict[str, float] = {}
+        registers = self.encoder(self.data.held_out)
+        for prob in MASK_PROBS:
+            tokens, noisy, hidden = masked_held_out(self.data, prob, self.demasker.config.backbone.mask_id)
+            for name, bank in (("", registers), (" without registers", registers[:, :0])):
+                logits = self.demasker(noisy, bank, rows=hidden)
+                found |= judged(logits, tokens[hidden], f"at mask {prob}{name}")
+        return found
+
+
+@dataclass
+class PriorStage:
+    """Algorithm 5, on registers that were encoded once."""
+
+    denoiser: RegisterDenoiser
+    registers: "CachedRegisters"
+    valid_registers: "CachedRegisters"
+    data: Data
+    objective: PriorObjective = field(default_factory=PriorObjective)
+    name: str = "prior"
+
+    def modules(self) -> Mapping[str, nn.Module]:
+        return {"denoiser": self.denoiser}
+
+    def groups(self) -> Mapping[str, Sequence[nn.Parameter]]:
+        return {"denoiser": list(self.denoiser.parameters())}
+
+    def phases(self) -> Sequence[Phase]:
+        return (Phase(math.inf, frozenset({"denoiser"})),)
+
+    def repeated_blocks(self) -> Sequence[nn.Module]:
+        return list(self.denoiser.blocks)
+
+    def loss(self, step: int, places: range) -> Tensor:
+        return prior_loss(
+            self.denoiser,
+            self.registers.batch(self.data.numbers(step, places), self.data.device),
+            objective=self.objective,
+            streams=self.data.streams(step, places),
+        )
+
+    def evaluate(self) -> dict[str, float]:
+        return error_by_time(self.denoiser, self.valid_registers, self.data)
+
+
+@dataclass
+class ConditionalPriorStage:
+    """Algorithm 4: the condition is the encoding of what is visible.
+
+    The encoder is the one of stage 2, held fixed, or one of its own that learns along (Sec. 4.3.2, comment iii).
+    """
+
+    denoiser: RegisterDenoiser
+    encoder: RegisterEncoder
+    registers: "CachedRegisters"
+    valid_registers: "CachedRegisters"
+    data: Data
+    mask_id: int
+    objective: PriorObjective = field(default_factory=PriorObjective)
+    encoder_learns: bool = False
+    name: str = "conditional"
+
+    def modules(self) -> Mapping[str, nn.Module]:
+        learning = {"condition_encoder": self.encoder} if self.encoder_learns else {}
+        return {"denoiser": self.denoiser, **learning}
+
+    def groups(self) -> Mapping[str, Sequence[nn.Parameter]]:
+        return {name: list(module.parameters()) for name, module in self.modules().items()}
+
+    def phases(self) -> Sequence[Phase]:
+        return (Phase(math.inf, frozenset(self.modules())),)
+
+    def repeated_blocks(self) -> Sequence[nn.Module]:
+        return [*self.denoiser.blocks, *self.encoder.backbone.layers]
+
+    def loss(self, step: int, places: range) -> Tensor:
+        return conditional_prior_loss(
+            self.denoiser,
+            self.encode,
+            self.data.tokens(step, places),
+            self.registers.batch(self.data.numbers(step, places), self.data.device),
+            objective=self.objective,
+            mask_id=self.mask_id,
+            streams=self.data.streams(step, places),
+        )
+
+    def encode(self, tokens: Tensor, hidden: Tensor | None) -> Tensor:
+        with torch.set_grad_enabled(self.encoder_learns and torch.is_grad_enabled()):
+            return self.encoder(tokens, hidden=hidden)
+
+    def evaluate(self) -> dict[str, float]:
+        """With half of the tokens visible, and with the null condition."""
+        _, noisy, hidden = masked_held_out(self.data, 0.5, self.mask_id)
+        with_half = error_by_time(
+            self.denoiser, self.valid_registers, self.data, condition=self.encode(noisy, hidden)
+        )
+        without = error_by_time(self.denoiser, self.valid_registers, self.data)
+        return {f"{name}, half visible": value for name, value in with_half.items()} | without
+
+
+# ---------------------------------------------------------------- registers, encoded once
+
+
+@dataclass(frozen=True)
+class CachedRegisters:
+    """The first registers of every program of a view, in its order, in half precision on disk."""
+
+    directory: Path
+
+    @cached_property
+    def bank(self) -> np.ndarray:
+        return np.load(self.directory / "registers.npy", mmap_mode="r")
+
+    def __len__(self) -> int:
+        return len(self.bank)
+
+    def batch(self, numbers: np.ndarray, device: str) -> Tensor:
+        return torch.from_numpy(np.asarray(self.bank[numbers])).to(device).float()
+
+
+def cache_registers(
+    encoder: RegisterEncoder,
+    programs: Programs,
+    target: Path,
+    *,
+    num_registers: int,
+    batch_size: int,
+    device: str,
+) -> CachedRegisters:
+    """Encode every program once; `target` appears whole or not at all."""
+    if target.exists():
+        return CachedRegisters(target)
+    width = encoder.config.register_width
+    with whole_directory(target) as unfinished, torch.no_grad():
+        bank = np.lib.format.open_memmap(
+            unfinished / "registers.npy", mode="w+", dtype=np.float16, shape=(len(programs), num_registers, width)
+        )
+        for start in range(0, len(programs), batch_size):
+            numbers = np.arange(start, min(start + batch_size, len(programs)))
+            tokens = torch.from_numpy(programs.batch(numbers)).to(device)
+            bank[numbers] = encoder(tokens)[:, :num_registers].half().cpu().numpy()
+        bank.flush()
+    return CachedRegisters(target)
+
+
+# ---------------------------------------------------------------- validation
+
+
+def masked_held_out(data: Data, prob: float, mask_id: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The held-out programs at one mask probability, always masked alike."""
+    tokens = data.held_out
+    streams = Streams.of("valid", samples=range(len(tokens)), device=data.device).at(f"{prob}")
+    mask_prob = torch.full((len(tokens),), prob, device=tokens.device)
+    noisy, hidden = mask_tokens(tokens, mask_prob, mask_id=mask_id, streams=streams)
+    return tokens, noisy, hidden
+
+
+def judged(row_logits: Tensor, targets: Tensor, where: str) -> dict[str, float]:
+    return {
+        f"valid cross-entropy {where}": F.cross_entropy(row_logits.float(), targets).item(),
+        f"valid top-1 {where}": (row_logits.argmax(dim=1) == targets).float().mean().item(),
+    }
+
+
+def error_by_time(
+    denoiser: RegisterDenoiser, registers: CachedRegisters, data: Data, *, condition: Tensor | None = None
+) -> dict[str, float]:
+    """Mean squared error of the predicted registers of the held-out programs."""
+    clean = registers.batch(data.held_out_numbers, data.device)
+    noise = Streams.of("valid", samples=range(len(clean)), device=data.device).normal(*clean.shape[1:])
+    found = {}
+    for time in TIMES:
+        times = torch.full(clean.shape[:2], time, device=clean.device)
+        predicted = denoiser(add_noise(clean, times, noise), times, condition=condition)
+        found[f"valid mse at time {time}"] = F.mse_loss(predicted, clean).item()
+    return found

@@ -1,0 +1,245 @@
+"""Every stage of `tiny` from nothing, and what may go wrong on the way."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from crocodil.checkpoints import load_model
+from crocodil.presets.training import tiny
+from crocodil.training import checkpointing
+from crocodil.training.loop import LoopConfig, Phase, start, take_step, train, trained_at
+from crocodil.training.run import Place, base_stage, guided_stage, run_stage
+
+
+@pytest.fixture(scope="session")
+def trained(corpus, tmp_path_factory):
+    """A run directory with all stages finished."""
+    out = tmp_path_factory.mktemp("run")
+    place = Place(corpus, out, out)
+    for stage in ("base", "guided", "registers", "prior", "conditional"):
+        assert run_stage(stage, tiny(corpus), place)
+    return out
+
+
+def rows(directory):
+    return [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("stage", "bound"), [("base", 2.5), ("guided", 2.5), ("prior", 0.8), ("conditional", 0.8)]
+)
+def test_the_loss_of_every_stage_falls_below_its_bound(trained, stage, bound):
+    losses = [row["loss"] for row in rows(trained / stage) if "loss" in row]
+    assert len(losses) == 120
+    assert sum(losses[-10:]) / 10 < bound < losses[0]
+
+
+def test_validation_improves_and_registers_help(trained):
+    first, *_, last = [row for row in rows(trained / "guided") if "loss" not in row]
+    name = "valid cross-entropy at mask 1.0"
+    assert last[name] < first[name]
+    assert last[name] < last[f"{name} without registers"] - 0.05
+
+
+def test_finished_stages_leave_models_that_load(trained, corpus):
+    run = tiny(corpus)
+    assert load_model(trained / "base" / "model" / "demasker").config == run.demasker.backbone
+    assert load_model(trained / "guided" / "model" / "demasker").config == run.demasker
+    assert load_model(trained / "guided" / "model" / "encoder").config == run.encoder
+    assert load_model(trained / "prior" / "model" / "denoiser").config == run.prior
+    assert load_model(trained / "conditional" / "model" / "denoiser").config == run.conditional
+
+
+def test_cached_registers_are_the_encoders(trained, corpus):
+    place = Place(corpus, trained, trained)
+    encoder = load_model(trained / "guided" / "model" / "encoder").eval()
+    programs = corpus.programs("valid", length=64)
+    cached = place.registers("valid")
+    assert len(cached) == len(programs)
+    ends = np.array([0, len(programs) - 1])
+    tokens = torch.from_numpy(programs.batch(ends))
+    with torch.no_grad():
+        fresh = encoder(tokens)[:, :4]
+    assert torch.allclose(cached.batch(ends, "cpu"), fresh, atol=5e-3)
+
+
+# ---------------------------------------------------------------- the freezing schedule
+
+
+def test_in_warm_up_encoder_and_interface_move_and_the_demasker_rests(trained, corpus):
+    stage, loop = guided_stage(tiny(corpus), Place(corpus, trained, trained))
+    state = start(stage, loop)
+
+    def moved(steps):
+        before = {name: [p.detach().clone() for p in group] for name, group in stage.groups().items()}
+        for _ in range(steps):
+            take_step(stage, state, loop)
+        return {
+            name
+            for name, group in stage.groups().items()
+            if any(not torch.equal(old, new) for old, new in zip(before[name], group, strict=True))
+        }
+
+    assert moved(20) == {"encoder", "interface"}
+    assert moved(1) == {"encoder", "interface", "demasker"}
+
+
+def test_which_groups_are_trained_follows_from_the_step_alone():
+    phases = (Phase(3, frozenset({"a"})), Phase(float("inf"), frozenset({"a", "b"})))
+    assert [trained_at(step, phases) for step in (0, 2, 3, 99)] == [{"a"}, {"a"}, {"a", "b"}, {"a", "b"}]
+
+
+# ---------------------------------------------------------------- resuming
+
+
+def few_steps(corpus, num_steps=12):
+    run = tiny(corpus)
+    loop = replace(run.base_loop, num_steps=num_steps, save_every=4, evaluate_every=100)
+    return replace(run, base_loop=loop)
+
+
+def weights(directory):
+    newest = sorted((directory / "checkpoints").glob("step-*"))[-1]
+    return {file.name: load_file(file) for file in newest.glob("*.safetensors")}
+
+
+def equal(one, other):
+    return all(
+        torch.equal(tensor, other[file][name]) for file, tensors in one.items() for name, tensor in tensors.items()
+    )
+
+
+@pytest.fixture(scope="session")
+def uninterrupted(corpus, tmp_path_factory):
+    out = tmp_path_factory.mktemp("whole")
+    run_stage("base", few_steps(corpus), Place(corpus, out, out))
+    return weights(out / "base")
+
+
+def test_a_run_that_stops_for_time_saves_and_resumes_to_the_same_bits(corpus, tmp_path, uninterrupted):
+    place = Place(corpus, tmp_path, tmp_path)
+    for step in range(1, 4):  # out of time after every step
+        assert not run_stage("base", few_steps(corpus), place, resume=step > 1, max_minutes=1e-9)
+        assert (tmp_path / "base" / "checkpoints" / f"step-{step:08d}").exists()
+    assert run_stage("base", few_steps(corpus), place, resume=True)
+    assert equal(weights(tmp_path / "base"), uninterrupted)
+
+
+SCRIPT = """
+import sys, threading, time, os, signal
+sys.path.insert(0, sys.argv[1])
+import test_training as here
+from pathlib import Path
+from crocodil.corpus.shards import Corpus
+from crocodil.training.run import Place, run_stage
+out = Path(sys.argv[3])
+corpus = Corpus(sys.argv[2])
+run_stage("base", here.few_steps(corpus), Place(corpus, out, out), resume=(out / "base").exists())
+"""
+
+
+def test_a_run_that_is_killed_and_resumed_ends_with_the_same_bits(corpus, tmp_path, uninterrupted):
+    command = [sys.executable, "-c", SCRIPT, os.path.dirname(__file__), str(corpus.directory), str(tmp_path)]
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    while not list(tmp_path.glob("base/checkpoints/step-00000004/state.json")):
+        time.sleep(0.01)
+        assert process.poll() is None or list(tmp_path.glob("base/checkpoints/step-*"))
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert subprocess.run(command, capture_output=True, check=False).returncode == 0
+    assert equal(weights(tmp_path / "base"), uninterrupted)
+    assert [row["step"] for row in rows(tmp_path / "base") if "loss" in row] == list(range(1, 13))
+
+
+def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(corpus, tmp_path, uninterrupted):
+    place = Place(corpus, tmp_path, tmp_path)
+    stage, loop = base_stage(few_steps(corpus), place)
+    train(stage, replace(loop, num_steps=8, decay_share=0.0), tmp_path / "half")
+    newest = sorted((tmp_path / "half" / "checkpoints").glob("step-*"))
+    assert [one.name for one in newest] == ["step-00000004", "step-00000008"]
+    (newest[-1] / "weights.safetensors").write_bytes(b"damaged")
+    state = start(*base_stage(few_steps(corpus), place))
+    with pytest.warns(UserWarning, match=r"step-00000008 is not used: weights\.safetensors is missing or damaged"):
+        assert checkpointing.restore(state, tmp_path / "half" / "checkpoints")
+    assert state.step == 4
+
+
+def test_accumulated_micro_batches_are_one_batch(corpus, tmp_path):
+    states = []
+    for num_accumulated in (1, 4):
+        stage, loop = base_stage(few_steps(corpus), Place(corpus, tmp_path, tmp_path))
+        loop = replace(loop, num_accumulated=num_accumulated)
+        state = start(stage, loop)
+        for _ in range(3):
+            take_step(stage, state, loop)
+        states.append(state.parameters())
+    assert all(torch.allclose(states[0][name], states[1][name], atol=1e-5) for name in states[0])
+
+
+# ---------------------------------------------------------------- settings and mistakes
+
+
+def test_the_learning_rate_warms_up_holds_and_decays():
+    cosine = LoopConfig(num_steps=100, batch_size=1, learning_rate=1.0, warmup_steps=10)
+    assert cosine.learning_rate_at(0) == pytest.approx(0.1, rel=0.01)
+    assert cosine.learning_rate_at(50) == pytest.approx(0.5, abs=0.01)
+    assert cosine.learning_rate_at(99) < 0.001
+    stable = replace(cosine, decay_share=0.2)
+    assert [stable.learning_rate_at(step) for step in (10, 50, 80)] == [1, 1, 1]
+    assert stable.learning_rate_at(90) == pytest.approx(0.5)
+    with pytest.raises(ValueError, match="do not divide a batch of 10"):
+        replace(cosine, batch_size=10, num_accumulated=3)
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_and_says_where(corpus, tmp_path):
+    stage, loop = base_stage(few_steps(corpus), Place(corpus, tmp_path, tmp_path))
+    state = start(stage, loop)
+    take_step(stage, state, loop)
+    with torch.no_grad():
+        stage.demasker.embed.weight.fill_(torch.nan)
+    with pytest.raises(FloatingPointError, match="stage base: loss nan at step 1"):
+        take_step(stage, state, loop)
+
+
+def test_what_does_not_fit_is_one_clear_line(corpus, tmp_path, trained):
+    run, place = tiny(corpus), Place(corpus, tmp_path, tmp_path)
+    with pytest.raises(ValueError, match="no stage 'nonsense'"):
+        run_stage("nonsense", run, place)
+    with pytest.raises(ValueError, match="train stage base first"):
+        run_stage("guided", run, place)
+    with pytest.raises(ValueError, match="run stage registers first"):
+        run_stage("prior", run, place)
+    with pytest.raises(ValueError, match="this stage is finished"):
+        run_stage("base", run, Place(corpus, trained, trained))
+    wrong = replace(run, demasker=replace(run.demasker, backbone=replace(run.demasker.backbone, vocab_size=999)))
+    with pytest.raises(ValueError, match="the corpus has a vocabulary of 320, the run one of 999"):
+        run_stage("base", wrong, place)
+    run_stage("base", few_steps(corpus), place, max_minutes=1e-9)
+    with pytest.raises(ValueError, match="holds a run already"):
+        run_stage("base", few_steps(corpus), place)
+    wider = replace(run, demasker=replace(run.demasker, backbone=replace(run.demasker.backbone, width=32)))
+    with pytest.raises(ValueError, match="has shape"):
+        run_stage("base", wider, place, resume=True)
+
+
+def test_a_signal_to_stop_saves_first(corpus, tmp_path):
+    stage, loop = base_stage(few_steps(corpus, 1000), Place(corpus, tmp_path, tmp_path))
+    loss = stage.loss
+
+    def loss_and_signal(step, places):
+        if step == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return loss(step, places)
+
+    stage.loss = loss_and_signal
+    assert train(stage, loop, tmp_path / "run").step == 3
+    assert (tmp_path / "run" / "checkpoints" / "step-00000003").exists()
