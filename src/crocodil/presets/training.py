@@ -1,43 +1,134 @@
 """Complete training runs as values, for the vocabulary of a given corpus."""
 
+from dataclasses import replace
+
 from crocodil.corpus.shards import Corpus
 from crocodil.models.demasker import DemaskerConfig
 from crocodil.models.llada import LLaDAConfig
 from crocodil.models.register_denoiser import RegisterDenoiserConfig
 from crocodil.models.register_encoder import RegisterEncoderConfig
+from crocodil.objectives import DemaskerObjective, PriorObjective
 from crocodil.training.loop import LoopConfig
 from crocodil.training.run import Run
 
 
 def tiny(corpus: Corpus) -> Run:
     """Every stage on a CPU in about two minutes: the real classes, too small to be of use."""
-    width, num_registers, register_width = 64, 8, 32
-    vocabulary = corpus.description["tokenizer"]
-    special = vocabulary["special"]
-    backbone = LLaDAConfig(
-        vocab_size=vocabulary["vocab_size"], width=width, num_layers=2, num_heads=4, num_kv_heads=4,
-        mlp_width=2 * width, mask_id=special["mask"], eos_id=special["eos"], pad_id=special["pad"],
-    )  # fmt: skip
-    encoder = RegisterEncoderConfig(
-        vocab_size=vocabulary["vocab_size"], width=width, num_layers=2, num_heads=4, num_kv_heads=4, head_width=16,
-        mlp_width=2 * width, end_id=special["eos"], num_registers=num_registers, register_width=register_width,
-    )  # fmt: skip
-    prior = {"num_registers": 4, "register_width": register_width, "width": width, "num_layers": 2, "num_heads": 4}
     loop = LoopConfig(
         num_steps=120, batch_size=16, learning_rate=4e-3, warmup_steps=10, evaluate_every=60, save_every=40,
         average_decay=0.95,
     )  # fmt: skip
+    prior = RegisterDenoiserConfig(num_registers=4, register_width=32, width=64, num_layers=2, num_heads=4)
     return Run(
         length=64,
-        demasker=DemaskerConfig(backbone=backbone, num_registers=num_registers, register_width=register_width),
-        encoder=encoder,
-        prior=RegisterDenoiserConfig(**prior),
-        conditional=RegisterDenoiserConfig(
-            **prior, condition_width=register_width, condition_length=num_registers
-        ),
+        demasker=_demasker(corpus, width=64, num_layers=2, num_heads=4, num_registers=8, register_width=32),
+        encoder=_encoder(corpus, width=64, num_layers=2, num_heads=4, num_registers=8, register_width=32),
+        prior=prior,
+        conditional=_on_condition(prior, num_registers=8),
         base_loop=loop,
         guided_loop=loop,
         prior_loop=loop,
         conditional_loop=loop,
         encoder_warmup_steps=20,
     )
+
+
+def small(corpus: Corpus) -> Run:
+    """A model of laptop size, trained on one large GPU in minutes a stage: 64 registers, 8 of them modelled."""
+    loop = LoopConfig(
+        num_steps=6000, batch_size=512, learning_rate=1.2e-3, warmup_steps=300, decay_share=0.3, weight_decay=0.1,
+        average_decay=0.9995, bf16=True, compile_blocks=True, evaluate_every=500, save_every=2000,
+    )  # fmt: skip
+    prior_loop = replace(loop, num_steps=30_000, batch_size=1024, learning_rate=6e-4, weight_decay=0.01)
+    prior = RegisterDenoiserConfig(num_registers=8, register_width=256, width=512, num_layers=12, num_heads=8)
+    return Run(
+        length=256,
+        demasker=_demasker(corpus, width=512, num_layers=12, num_heads=8, num_registers=64, register_width=256),
+        encoder=_encoder(corpus, width=512, num_layers=6, num_heads=8, num_registers=64, register_width=256),
+        prior=prior,
+        conditional=_on_condition(prior, num_registers=64),
+        base_loop=loop,
+        guided_loop=loop,
+        prior_loop=prior_loop,
+        conditional_loop=replace(prior_loop, num_steps=10_000),
+        encoder_warmup_steps=300,
+        encode_batch=2048,
+    )
+
+
+PRESETS = {"tiny": tiny, "small": small}
+
+# The ablations that the paper names, each as a change of a run.
+ABLATIONS = {
+    "without register noise": lambda run: replace(  # Fig. 7
+        run, guided_objective=replace(run.guided_objective, register_cosine=1.0)
+    ),
+    "without nested dropout": lambda run: replace(  # App. C
+        run, guided_objective=replace(run.guided_objective, nested_dropout=False)
+    ),
+    "without all-mask samples": lambda run: replace(  # App. C
+        run, guided_objective=replace(run.guided_objective, all_mask_rate=0.0)
+    ),
+    "without block offsets": lambda run: replace(  # App. G
+        run, prior_objective=replace(run.prior_objective, largest_offset=0.0)
+    ),
+    "literal two-axis RoPE": lambda run: replace(  # decision D16
+        run, demasker=replace(run.demasker, literal_positions=True)
+    ),
+    "as printed": lambda run: replace(  # nothing of ours: no empty prefix, nothing given
+        run,
+        guided_objective=DemaskerObjective(empty_prefix_rate=0.0, given_rate=0.0),
+        prior_objective=PriorObjective(condition_drop_rate=0.0, given_rate=0.0),
+    ),
+}
+
+
+def _demasker(
+    corpus: Corpus, *, width: int, num_layers: int, num_heads: int, num_registers: int, register_width: int
+) -> DemaskerConfig:
+    vocabulary = corpus.description["tokenizer"]
+    special = vocabulary["special"]
+    if special["mask"] is None:
+        raise ValueError("the corpus was tokenized without a mask token: a demasker cannot be trained on it")
+    backbone = LLaDAConfig(
+        vocab_size=vocabulary["vocab_size"],
+        width=width,
+        num_layers=num_layers,
+        num_heads=num_heads,
+        num_kv_heads=num_heads,
+        mlp_width=_gated_width(width),
+        rope_theta=10_000.0,
+        mask_id=special["mask"],
+        eos_id=special["eos"],
+        pad_id=special["pad"],
+    )
+    return DemaskerConfig(backbone=backbone, num_registers=num_registers, register_width=register_width)
+
+
+def _encoder(
+    corpus: Corpus, *, width: int, num_layers: int, num_heads: int, num_registers: int, register_width: int
+) -> RegisterEncoderConfig:
+    vocabulary = corpus.description["tokenizer"]
+    return RegisterEncoderConfig(
+        vocab_size=vocabulary["vocab_size"],
+        width=width,
+        num_layers=num_layers,
+        num_heads=num_heads,
+        num_kv_heads=num_heads,
+        head_width=width // num_heads,
+        mlp_width=_gated_width(width),
+        rope_theta=10_000.0,
+        end_id=vocabulary["special"]["eos"],
+        num_registers=num_registers,
+        register_width=register_width,
+    )
+
+
+def _on_condition(prior: RegisterDenoiserConfig, *, num_registers: int) -> RegisterDenoiserConfig:
+    """The same denoiser with cross-attention to all registers of the visible text."""
+    return replace(prior, condition_width=prior.register_width, condition_length=num_registers)
+
+
+def _gated_width(width: int) -> int:
+    """A gated MLP with as many parameters as a plain one of four times the width, in multiples of 64."""
+    return -(-8 * width // 3 // 64) * 64
