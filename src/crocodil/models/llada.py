@@ -88,7 +88,7 @@ class LLaDA(nn.Module):
         """The blocks and the final norm."""
         rotation = (angles.cos()[:, None], angles.sin()[:, None])  # one for all heads
         mask = None if key_mask is None else key_mask[:, None, None, :]
-        states = embeddings
+        states = in_autocast_dtype(embeddings)
         for block in self.blocks:
             if self.checkpoint_activations and torch.is_grad_enabled():
                 states = checkpoint(block, states, rotation, mask, use_reentrant=False, preserve_rng_state=False)
@@ -158,6 +158,12 @@ class Block(nn.Module):
             enable_gqa=query.shape[1] != key.shape[1],
         )
         return self.attn_out(rearrange(mixed, "b h l p -> b l (h p)"))
+
+
+def in_autocast_dtype(embeddings: Embeddings) -> Embeddings:
+    """Under autocast the residual stream is in half precision too: the blocks are bound by its bandwidth."""
+    device = embeddings.device.type
+    return embeddings.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else embeddings
 
 
 def rotate(heads: Float[Tensor, "B H L C"], rotation: tuple[Tensor, Tensor]) -> Float[Tensor, "B H L C"]:

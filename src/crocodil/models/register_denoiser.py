@@ -76,7 +76,8 @@ class RegisterDenoiser(nn.Module):
             )
         if condition is not None and self.enter_condition is None:
             raise ValueError("this denoiser was built without cross-attention: it takes no condition")
-        tokens = self.enter(noisy_registers.to(self.enter.weight.dtype)) + self.places
+        entered = self.enter(noisy_registers.to(self.enter.weight.dtype))
+        tokens = entered + self.places.to(entered.dtype)  # half precision under autocast, as all that follows
         time = self.time(time_features(diffusion_time).to(tokens.dtype))
         modulation = rearrange(self.time_modulation(F.silu(time)), "b k (s w) -> b k s w", s=6)
         context = None
@@ -84,7 +85,7 @@ class RegisterDenoiser(nn.Module):
             context = self.enter_condition(condition, keep_condition, batch_size=len(tokens))
         for block in self.blocks:
             tokens = block(tokens, modulation, context)
-        shift, scale = (self.last_table + time[:, :, None]).unbind(dim=2)
+        shift, scale = (self.last_table.to(time.dtype) + time[:, :, None]).unbind(dim=2)
         return self.leave(modulate(tokens, shift, scale)).to(noisy_registers.dtype)
 
     def init_weights(self, generator: torch.Generator) -> "RegisterDenoiser":
@@ -131,7 +132,8 @@ class ConditionEntry(nn.Module):
             )
         elif keep is not None:
             condition = torch.where(keep[:, None, None], condition.to(null.dtype), null)
-        return self.enter(condition.to(null.dtype)) + self.places
+        entered = self.enter(condition.to(null.dtype))
+        return entered + self.places.to(entered.dtype)
 
 
 class Block(nn.Module):
@@ -148,7 +150,9 @@ class Block(nn.Module):
         )
 
     def forward(self, tokens: Tokens, modulation: Modulation, context: Float[Tensor, "B C W"] | None) -> Tokens:
-        shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = (self.table + modulation).unbind(dim=2)
+        shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = (self.table.to(modulation.dtype) + modulation).unbind(
+            dim=2
+        )
         normed = modulate(tokens, shift, scale)
         tokens = tokens + gate * self.attention(normed, normed)
         if self.cross is not None:

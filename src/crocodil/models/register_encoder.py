@@ -86,6 +86,8 @@ class RegisterEncoder(nn.Module):
         visible = valid if hidden is None else valid & ~hidden
         # The mask id of another vocabulary may not exist in this one; nobody looks at these places.
         text = self.backbone.embed_tokens(tokens.masked_fill(~visible, self.config.end_id))
+        if torch.is_autocast_enabled(text.device.type):  # the residual stream in half precision too
+            text = text.to(torch.get_autocast_dtype(text.device.type))
         states = self.backbone(
             inputs_embeds=torch.cat([text, self._tail(text)], dim=1),
             position_ids=self._positions(valid),

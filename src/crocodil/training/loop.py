@@ -12,12 +12,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
-from crocodil.progress import progress
+from crocodil.progress import Advance, progress
 from crocodil.training.checkpointing import TrainState, restore, save
 
 METRICS_FILE = "metrics.jsonl"
@@ -109,23 +109,54 @@ def train(
         progress(f"training {stage.name}", config.num_steps, unit="steps") as advance,
     ):
         advance(state.step)
+        journal = Journal(stage.name, config, log, advance)
         while True:
             done = state.step == config.num_steps
             # Out of time, but not before the first step: a run with any limit gets on.
             stopping = stop() or (time.monotonic() > deadline and state.step > first_step)
-            if done or state.step % config.evaluate_every == 0:
+            evaluates = done or state.step % config.evaluate_every == 0
+            saves = done or stopping or (state.step and state.step % config.save_every == 0)
+            if evaluates or saves:
+                journal.catch_up()
+            if evaluates:
                 log({"step": state.step, **_evaluated(stage, state)})
-            if done or stopping or (state.step and state.step % config.save_every == 0):
+            if saves:
                 save(state, out / "checkpoints", keep=config.keep_checkpoints)
             if done or stopping:
                 return state
-            started_at = time.perf_counter()
-            loss, norm = take_step(stage, state, config)
-            row = {"step": state.step, "loss": loss, "gradient_norm": norm}
-            row["learning_rate"] = config.learning_rate_at(state.step - 1)
-            row["step_s"] = round(time.perf_counter() - started_at, 4)
-            log(row)
-            advance(1, f"loss {loss:.3f}")
+            journal.add(state.step, take_step(stage, state, config))
+
+
+class Journal:
+    """Writes down each step, one step late: to wait for a loss would leave the device without work.
+
+    Nothing is saved of a step that was not looked at.
+    """
+
+    def __init__(self, stage: str, config: LoopConfig, log: Any, advance: Advance) -> None:
+        self.stage, self.config, self.log, self.advance = stage, config, log, advance
+        self.pending: list[tuple[int, Outcome]] = []
+        self.last_at = time.perf_counter()
+
+    def add(self, step: int, outcome: "Outcome") -> None:
+        self.pending.append((step, outcome))
+        while len(self.pending) > 1:
+            self._record(*self.pending.pop(0))
+
+    def catch_up(self) -> None:
+        while self.pending:
+            self._record(*self.pending.pop(0))
+
+    def _record(self, step: int, outcome: "Outcome") -> None:
+        loss, norm = (value.item() for value in outcome)
+        if not math.isfinite(loss):
+            raise FloatingPointError(f"stage {self.stage}: loss {loss} at step {step}")
+        now = time.perf_counter()
+        row = {"step": step + 1, "loss": loss, "gradient_norm": norm}
+        rate = self.config.learning_rate_at(step)
+        self.log({**row, "learning_rate": rate, "step_s": round(now - self.last_at, 4)})
+        self.last_at = now
+        self.advance(1, f"loss {loss:.3f}")
 
 
 def start(stage: Stage, config: LoopConfig) -> TrainState:
@@ -145,19 +176,24 @@ def start(stage: Stage, config: LoopConfig) -> TrainState:
     return state
 
 
-def take_step(stage: Stage, state: TrainState, config: LoopConfig) -> tuple[float, float]:
-    """One optimiser step; the loss and the norm of its gradient."""
+class Outcome(NamedTuple):
+    """Of one step; still on the device."""
+
+    loss: Tensor
+    gradient_norm: Tensor
+
+
+def take_step(stage: Stage, state: TrainState, config: LoopConfig) -> Outcome:
+    """One optimiser step."""
     _unfreeze(stage, trained_at(state.step, stage.phases()))
     state.optimiser.zero_grad(set_to_none=True)
     device = next(iter(state.parameters().values())).device.type
-    total = 0.0
+    total = torch.zeros((), device=device)
     for places in config.micro_batches():
         with torch.autocast(device, dtype=torch.bfloat16, enabled=config.bf16):
             loss = stage.loss(state.step, places) / config.num_accumulated
-        if not torch.isfinite(loss):
-            raise FloatingPointError(f"stage {stage.name}: loss {loss.item()} at step {state.step}")
         loss.backward()
-        total += loss.item()
+        total += loss.detach()
     trained = [parameter for parameter in state.parameters().values() if parameter.grad is not None]
     norm = torch.nn.utils.clip_grad_norm_(trained, config.clip_norm)
     for group in state.optimiser.param_groups:
@@ -165,7 +201,7 @@ def take_step(stage: Stage, state: TrainState, config: LoopConfig) -> tuple[floa
     state.optimiser.step()
     state.step += 1
     _average(state, config.average_decay)
-    return total, float(norm)
+    return Outcome(total, norm)
 
 
 def trained_at(step: int, phases: Sequence[Phase]) -> frozenset[str]:
