@@ -56,8 +56,8 @@ def test_validation_improves_and_registers_help(trained):
 
 def test_visible_tokens_help_the_conditional_prior(trained):
     last = [row for row in rows(trained / "conditional") if "loss" not in row][-1]
-    for time in (0.5, 0.7, 0.9):
-        assert last[f"valid mse at time {time}, half visible"] < last[f"valid mse at time {time}"]
+    for at in (0.5, 0.7, 0.9):
+        assert last[f"valid mse at time {at}, half visible"] < last[f"valid mse at time {at}"]
 
 
 def test_finished_stages_leave_models_that_load(trained, corpus):
