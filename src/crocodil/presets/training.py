@@ -39,18 +39,18 @@ def small(corpus: Corpus) -> Run:
         num_steps=6000, batch_size=512, learning_rate=1.2e-3, warmup_steps=300, decay_share=0.3, weight_decay=0.1,
         average_decay=0.9995, bf16=True, compile_blocks=True, evaluate_every=500, save_every=2000,
     )  # fmt: skip
-    prior_loop = replace(loop, num_steps=30_000, batch_size=1024, learning_rate=6e-4, weight_decay=0.01)
-    prior = RegisterDenoiserConfig(num_registers=8, register_width=256, width=512, num_layers=12, num_heads=8)
+    prior_loop = replace(loop, num_steps=10_000, batch_size=4096, learning_rate=1e-3, weight_decay=0.01)
+    prior = RegisterDenoiserConfig(num_registers=8, register_width=256, width=512, num_layers=12, num_heads=4)
     return Run(
         length=256,
-        demasker=_demasker(corpus, width=512, num_layers=12, num_heads=8, num_registers=64, register_width=256),
-        encoder=_encoder(corpus, width=512, num_layers=6, num_heads=8, num_registers=64, register_width=256),
+        demasker=_demasker(corpus, width=512, num_layers=12, num_heads=4, num_registers=64, register_width=256),
+        encoder=_encoder(corpus, width=512, num_layers=6, num_heads=4, num_registers=64, register_width=256),
         prior=prior,
         conditional=_on_condition(prior, num_registers=64),
         base_loop=loop,
         guided_loop=loop,
         prior_loop=prior_loop,
-        conditional_loop=replace(prior_loop, num_steps=10_000),
+        conditional_loop=replace(prior_loop, batch_size=1024),
         encoder_warmup_steps=300,
         encode_batch=2048,
     )
