@@ -82,6 +82,19 @@ def test_cached_registers_are_the_encoders(trained, corpus):
     assert torch.allclose(cached.batch(ends, "cpu"), fresh, atol=5e-3)
 
 
+@pytest.mark.parametrize("learns", [True, False])
+def test_the_encoder_of_conditions_learns_along_only_where_the_run_says_so(trained, corpus, tmp_path, learns):
+    run = tiny(corpus)
+    loop = replace(run.conditional_loop, num_steps=3, average_decay=0.0)
+    run = replace(run, conditional_loop=loop, condition_encoder_learns=learns)
+    assert run_stage("conditional", run, Place(corpus, tmp_path, trained))
+    saved = tmp_path / "conditional" / "model" / "condition_encoder"
+    assert saved.exists() is learns
+    if learns:
+        before = load_model(trained / "guided" / "model" / "encoder").suffix
+        assert not torch.equal(load_model(saved).suffix, before)
+
+
 # ---------------------------------------------------------------- the freezing schedule
 
 
