@@ -89,9 +89,9 @@ class Demasker(nn.Module):
         nn.init.normal_(self.register_map.weight, std=map_std, generator=generator)
         return self
 
-    def interface(self) -> list[Tensor]:
+    def interface(self) -> list[nn.Parameter]:
         """The parameters that warm up together with the encoder (decision D21)."""
-        return [self.register_map.weight, self.boundaries]
+        return [*self.register_map.parameters(), self.boundaries]
 
     def _prefix(self, registers: RegisterBank, seen: Tensor | None) -> Float[Tensor, "B _ W"]:
         if seen is not None:

@@ -141,7 +141,7 @@ class GuidedStage:
     def groups(self) -> Mapping[str, Sequence[nn.Parameter]]:
         return {
             "encoder": list(self.encoder.parameters()),
-            "interface": [*self.demasker.register_map.parameters(), self.demasker.boundaries],
+            "interface": self.demasker.interface(),
             "demasker": list(self.demasker.backbone.parameters()),
         }
 
