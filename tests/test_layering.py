@@ -19,7 +19,7 @@ LAYERS = [
     {"objectives", "samplers", "metrics"},
     {"atomic"},
     {"tokenization", "distributed", "progress"},
-    {"corpus", "checkpoints"},
+    {"corpus", "checkpoints", "encoding"},
     {"training", "pipeline", "judges"},
     {"presets", "figures"},
     {"reproduce"},
@@ -33,6 +33,7 @@ DOORS = {
     "matplotlib": {"figures"},
     "typer": {"cli"},
     "rich": {"cli", "progress"},
+    "peft": {"training.lora"},
 }
 
 

@@ -16,17 +16,26 @@ def whole_directory(target: Path) -> Iterator[Path]:
 
     A directory can appear atomically, but it cannot be replaced atomically: an existing one is never touched.
     """
-    target.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = Path(tempfile.mkdtemp(prefix=_UNFINISHED, dir=target.parent))
+    unfinished = unfinished_directory(target)
     try:
         yield unfinished
-        for path in unfinished.rglob("*"):
-            _flush(path)
-        unfinished.chmod(0o755)
-        unfinished.rename(target)
-        _flush(target.parent)
+        finish_directory(unfinished, target)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def unfinished_directory(target: Path) -> Path:
+    """Where several processes write what `finish_directory` then makes `target`."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    return Path(tempfile.mkdtemp(prefix=_UNFINISHED, dir=target.parent))
+
+
+def finish_directory(unfinished: Path, target: Path) -> None:
+    for path in unfinished.rglob("*"):
+        _flush(path)
+    unfinished.chmod(0o755)
+    unfinished.rename(target)
+    _flush(target.parent)
 
 
 @contextmanager

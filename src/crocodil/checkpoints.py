@@ -200,7 +200,7 @@ def qwen3_config(
 FORMAT = "crocodil"
 FORMAT_VERSION = 1
 
-_KINDS: dict[str, tuple[Callable[[Any], nn.Module], type]] = {
+_KINDS: dict[str, tuple[type[nn.Module], type]] = {
     "LLaDA": (LLaDA, LLaDAConfig),
     "Demasker": (Demasker, DemaskerConfig),
     "RegisterEncoder": (RegisterEncoder, RegisterEncoderConfig),
@@ -210,18 +210,21 @@ _KINDS: dict[str, tuple[Callable[[Any], nn.Module], type]] = {
 Model: TypeAlias = LLaDA | Demasker | RegisterEncoder | RegisterDenoiser
 
 
-def save_model(model: Model, directory: StrPath) -> None:
-    """Write a model as config.json and model.safetensors; the directory appears whole or not at all."""
+def save_model(model: Model, directory: StrPath, *, weights: Mapping[str, Tensor] | None = None) -> None:
+    """Write a model as config.json and model.safetensors; the directory appears whole or not at all.
+
+    `weights` stand in for the model's own where these are sharded or adapted.
+    """
     directory = Path(directory)
     if directory.exists():
         raise ValueError(f"{directory} exists: models are never overwritten, choose another directory")
     with whole_directory(directory) as unfinished:
-        weights = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
-        save_file(weights, unfinished / WEIGHTS_FILE)
+        tensors = model.state_dict() if weights is None else weights
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, unfinished / WEIGHTS_FILE)
         description = {
             "format": FORMAT,
             "format_version": FORMAT_VERSION,
-            "kind": type(model).__name__,
+            "kind": next(kind for kind, (network, _) in _KINDS.items() if isinstance(model, network)),
             "config": dataclasses.asdict(model.config),
         }
         (unfinished / CONFIG_FILE).write_text(json.dumps(description, indent=2) + "\n")

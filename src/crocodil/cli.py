@@ -141,7 +141,7 @@ def unpack(
 def train(
     stage: Annotated[str, typer.Argument(help="base, guided, registers, prior, conditional; or: show")],
     directory: Annotated[Path | None, typer.Argument(help="With show: the directory of a run.")] = None,
-    preset: Annotated[str, typer.Option(help="tiny, small")] = "small",
+    preset: Annotated[str, typer.Option(help="tiny, small, paper, paper-one-gpu")] = "small",
     data: Annotated[Path | None, typer.Option(help="The corpus.")] = None,
     out: Annotated[Path | None, typer.Option(help="The run: each stage has its folder in it.")] = None,
     source: Annotated[
@@ -149,45 +149,53 @@ def train(
     ] = None,
     max_minutes: Annotated[float | None, typer.Option(help="Save and stop after this long.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint.")] = False,
+    changes: Annotated[
+        list[str] | None, typer.Option("--set", help="A field of the run: guided_objective.register_cosine=1.0")
+    ] = None,
+    llada: Annotated[Path | None, typer.Option(help="For the paper's presets: the folder of LLaDA-8B.")] = None,
+    qwen: Annotated[Path | None, typer.Option(help="And of Qwen3-Embedding-0.6B.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what the run will take, and stop.")] = False,
+    gpus: Annotated[int, typer.Option(help="With --dry-run: how many devices share the run.")] = 1,
     device: Annotated[str | None, typer.Option(help="cpu or cuda; the accelerator where there is one.")] = None,
 ) -> None:
-    """Train one stage of a run, or show how a run went."""
+    """Train one stage of a run, or show how a run went. On several devices: torchrun -m crocodil.cli train ..."""
     if stage == "show":
         if directory is None:
             raise ValueError("crocodil train show needs the directory of a run")
         return _show_run(directory)
     from crocodil.corpus.shards import Corpus
-    from crocodil.presets.training import PRESETS
-    from crocodil.training.run import Place, default_device, run_stage
+    from crocodil.distributed import ranks
+    from crocodil.presets.changes import changed
+    from crocodil.presets.training import preset as preset_of
+    from crocodil.training.run import Place, Pretrained, default_device, run_stage
 
-    if preset not in PRESETS:
-        raise ValueError(f"no preset {preset!r}: take one of {', '.join(PRESETS)}")
     if data is None or out is None:
         raise ValueError("--data (a corpus) and --out (the run) are needed")
     found = Corpus(data)
-    run = PRESETS[preset](found)
+    run = changed(preset_of(preset, found, Pretrained(llada, qwen)), changes or ())
     if dry_run:
-        return _show_estimates(run)
-    place = Place(found, out, source or out, device or default_device())
-    finished = run_stage(stage, run, place, resume=resume, max_minutes=max_minutes)
-    typer.echo(f"{out / stage}: " + ("finished" if finished else "stopped; go on with --resume"))
+        return _show_estimates(run, gpus)
+    with ranks(device or default_device()) as all_ranks:
+        place = Place(found, out, source or out, all_ranks)
+        finished = run_stage(stage, run, place, resume=resume, max_minutes=max_minutes)
+        if all_ranks.speaks:
+            typer.echo(f"{out / stage}: " + ("finished" if finished else "stopped; go on with --resume"))
     return None
 
 
-def _show_estimates(run: object) -> None:
+def _show_estimates(run: object, num_devices: int) -> None:
     from rich.console import Console
 
     from crocodil.training.estimate import estimates
 
-    heads = ("stage", "trained", "frozen", "steps", "batch", "positions seen", "GB on one device, about")
+    heads = ("stage", "trained", "frozen", "steps", "batch", "positions seen", "GB a device, about")
     rows = [
         (
             one.stage,
             *(f"{count:,}" for count in (one.trained, one.frozen, one.steps, one.batch, one.tokens)),
             f"{one.gigabytes:.1f}",
         )
-        for one in estimates(run)  # type: ignore[arg-type]
+        for one in estimates(run, num_devices=num_devices)  # type: ignore[arg-type]
     ]
     Console().print(_table([("What the run will take",), heads, *rows]))
 

@@ -28,8 +28,11 @@ class Advance(Protocol):
 
 
 @contextmanager
-def progress(what: str, total: int, *, unit: str) -> Iterator[Advance]:
+def progress(what: str, total: int, *, unit: str, shown: bool = True) -> Iterator[Advance]:
     """A bar on a screen; a line now and then in a log. Written to stderr, so that results stay clean."""
+    if not shown:
+        yield lambda count=1, note="": None
+        return
     console = Console(file=sys.stderr)
     if console.is_terminal:
         yield from _bar(what, total, unit, console)

@@ -189,9 +189,9 @@ def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(corpus, tmp_pa
     train(stage, replace(loop, num_steps=8, decay_share=0.0), tmp_path / "half")
     newest = sorted((tmp_path / "half" / "checkpoints").glob("step-*"))
     assert [one.name for one in newest] == ["step-00000004", "step-00000008"]
-    (newest[-1] / "weights.safetensors").write_bytes(b"damaged")
+    next(newest[-1].glob("*.safetensors")).write_bytes(b"damaged")
     state = start(*base_stage(few_steps(corpus), place))
-    with pytest.warns(UserWarning, match=r"step-00000008 is not used: weights\.safetensors is missing or damaged"):
+    with pytest.warns(UserWarning, match=r"step-00000008 is not used: .*\.safetensors is missing or damaged"):
         assert checkpointing.restore(state, tmp_path / "half" / "checkpoints")
     assert state.step == 4
 
@@ -204,7 +204,7 @@ def test_accumulated_micro_batches_are_one_batch(corpus, tmp_path):
         state = start(stage, loop)
         for _ in range(3):
             take_step(stage, state, loop)
-        states.append(state.parameters())
+        states.append(state.parameters)
     assert all(torch.allclose(states[0][name], states[1][name], atol=1e-5) for name in states[0])
 
 
@@ -227,7 +227,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_says_where_and_is_not_saved(cor
     stage, loop = base_stage(few_steps(corpus), Place(corpus, tmp_path, tmp_path))
     loss = stage.loss
     stage.loss = lambda step, places: loss(step, places) * (torch.nan if step == 6 else 1)
-    with pytest.raises(FloatingPointError, match="stage base: loss nan at step 6"):
+    with pytest.raises(FloatingPointError, match="stage base: loss nan at step 6 on rank 0"):
         train(stage, loop, tmp_path / "run")
     assert [one.name for one in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-00000004"]
 

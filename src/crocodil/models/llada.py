@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from einops import rearrange
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from crocodil.shapes import Positions, RowLogits, TokenIds
 
@@ -60,7 +59,6 @@ class LLaDA(nn.Module):
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
         self.norm = RMSNorm(config.width, config.norm_eps)
         self.head = None if config.tied_head else nn.Linear(config.width, config.vocab_size, bias=False)
-        self.checkpoint_activations = False  # recompute each block in the backward pass, to save memory
 
     def forward(
         self,
@@ -90,10 +88,7 @@ class LLaDA(nn.Module):
         mask = None if key_mask is None else key_mask[:, None, None, :]
         states = in_autocast_dtype(embeddings)
         for block in self.blocks:
-            if self.checkpoint_activations and torch.is_grad_enabled():
-                states = checkpoint(block, states, rotation, mask, use_reentrant=False, preserve_rng_state=False)
-            else:
-                states = block(states, rotation, mask)
+            states = block(states, rotation, mask)
         return self.norm(states)
 
     def logits(self, states: Float[Tensor, "*rows W"]) -> Float[Tensor, "*rows V"]:

@@ -1,15 +1,19 @@
 """Complete training runs as values, for the vocabulary of a given corpus."""
 
+import json
 from dataclasses import replace
 
+from crocodil.checkpoints import CONFIG_FILE, llada_config, qwen3_config
 from crocodil.corpus.shards import Corpus
 from crocodil.models.demasker import DemaskerConfig
 from crocodil.models.llada import LLaDAConfig
 from crocodil.models.register_denoiser import RegisterDenoiserConfig
 from crocodil.models.register_encoder import RegisterEncoderConfig
 from crocodil.objectives import DemaskerObjective, PriorObjective
+from crocodil.presets.models import llada_8b, paper_encoder
 from crocodil.training.loop import LoopConfig
-from crocodil.training.run import Run
+from crocodil.training.lora import LoRA
+from crocodil.training.run import Pretrained, Run
 
 
 def tiny(corpus: Corpus) -> Run:
@@ -56,7 +60,61 @@ def small(corpus: Corpus) -> Run:
     )
 
 
-PRESETS = {"tiny": tiny, "small": small}
+def paper(corpus: Corpus, pretrained: Pretrained) -> Run:
+    """Sec. 5, App. C and E: LLaDA-8B and Qwen3-Embedding-0.6B, 128 registers of width 1024, 28-layer denoisers.
+
+    Shapes follow the folders that are given; the paper's own stand in for them, in an estimate say. The length and
+    the schedule of the priors are ours: the paper does not tell them.
+    """
+    backbone, encoder = _pretrained_shapes(pretrained)
+    length, epochs, batch_size = 512, 3, 512
+    num_steps = -(-epochs * len(corpus.programs("train", length=length)) // batch_size)
+    loop = LoopConfig(
+        num_steps=num_steps, batch_size=batch_size, learning_rate=2.5e-5, weight_decay=0.1, warmup_steps=200,
+        average_decay=0.999, bf16=True, compile_blocks=True, recompute_blocks=True, num_accumulated=4,
+    )  # fmt: skip
+    prior_loop = replace(
+        loop, num_steps=200_000, batch_size=2048, learning_rate=1e-4, warmup_steps=2000, weight_decay=0.01,
+        average_decay=0.9999, recompute_blocks=False, num_accumulated=1,
+    )  # fmt: skip
+    prior = RegisterDenoiserConfig(register_width=encoder.register_width)
+    return Run(
+        length=length,
+        demasker=DemaskerConfig(
+            backbone=backbone, num_registers=encoder.num_registers, register_width=encoder.register_width
+        ),
+        encoder=encoder,
+        prior=prior,
+        conditional=_on_condition(prior, num_registers=encoder.num_registers),
+        base_loop=loop,
+        guided_loop=loop,
+        prior_loop=prior_loop,
+        conditional_loop=prior_loop,
+        pretrained=pretrained,
+    )
+
+
+def paper_one_gpu(corpus: Corpus, pretrained: Pretrained) -> Run:
+    """The same on one GPU of 80 GB: LLaDA rests in half precision and learns through adapters of rank 64."""
+    run = paper(corpus, pretrained)
+    guided_loop = replace(run.guided_loop, num_accumulated=64, learning_rate=1e-4)
+    return replace(run, guided_loop=guided_loop, lora=LoRA())
+
+
+FRESH = {"tiny": tiny, "small": small}
+ADAPTED = {"paper": paper, "paper-one-gpu": paper_one_gpu}
+
+
+def preset(name: str, corpus: Corpus, pretrained: Pretrained) -> Run:
+    """A run by its name, for this corpus and, where it adapts public checkpoints, these folders."""
+    if name in ADAPTED:
+        return ADAPTED[name](corpus, pretrained)
+    if name not in FRESH:
+        raise ValueError(f"no preset {name!r}: take one of {', '.join([*FRESH, *ADAPTED])}")
+    if pretrained != Pretrained():
+        raise ValueError(f"preset {name} starts fresh: folders of LLaDA and Qwen are for {', '.join(ADAPTED)}")
+    return FRESH[name](corpus)
+
 
 # The ablations that the paper names, each as a change of a run.
 ABLATIONS = {
@@ -122,6 +180,18 @@ def _encoder(
         num_registers=num_registers,
         register_width=register_width,
     )
+
+
+def _pretrained_shapes(pretrained: Pretrained) -> tuple[LLaDAConfig, RegisterEncoderConfig]:
+    backbone, encoder = llada_8b(), paper_encoder()
+    if pretrained.llada is not None:
+        file = pretrained.llada / CONFIG_FILE
+        backbone = llada_config(json.loads(file.read_text()), source=file)
+    if pretrained.qwen is not None:
+        file = pretrained.qwen / CONFIG_FILE
+        values = json.loads(file.read_text())
+        encoder = qwen3_config(values, source=file, num_registers=encoder.num_registers)
+    return backbone, encoder
 
 
 def _on_condition(prior: RegisterDenoiserConfig, *, num_registers: int) -> RegisterDenoiserConfig:

@@ -1,66 +1,61 @@
 """The state of a run on disk: weights, averages and moments, checksummed, rotated, and never half-written.
 
-There is no random state to keep: every draw is named by its step (see `crocodil.seeding`).
+Any number of ranks can go on from it. There is no random state to keep: every draw is named by its step (see
+`crocodil.seeding`).
 """
 
 import json
 import shutil
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import file_digest
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors import safe_open
 from torch import Tensor, nn
 
-from crocodil.atomic import remove_unfinished, whole_directory
+from crocodil.atomic import remove_unfinished
+from crocodil.distributed import Ranks, load_tensors, save_tensors, whole_directory_of_all
 
 STATE_FILE = "state.json"
+_MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 
 
 @dataclass
 class TrainState:
     """Everything that a step changes."""
 
-    modules: Mapping[str, nn.Module]
+    parameters: Mapping[str, nn.Parameter]  # all that is trained at some time, by name
     optimiser: torch.optim.Optimizer
-    averages: dict[str, Tensor]  # exponential moving averages of the weights, by parameter name
+    averages: dict[str, Tensor]  # exponential moving averages of the weights
     step: int = 0
-
-    def parameters(self) -> dict[str, Tensor]:
-        return {
-            f"{module_name}.{name}": parameter
-            for module_name, module in self.modules.items()
-            for name, parameter in module.named_parameters()
-        }
+    ranks: Ranks = field(default_factory=Ranks)
 
 
 def save(state: TrainState, root: Path, *, keep: int) -> None:
     """Write the state as a new checkpoint; only the newest `keep` stay."""
-    root.mkdir(parents=True, exist_ok=True)
-    target = root / f"step-{state.step:08d}"
-    if not target.exists():
-        with whole_directory(target) as unfinished:
-            weights = {name: parameter.detach().contiguous() for name, parameter in state.parameters().items()}
-            save_file(weights, unfinished / "weights.safetensors")
-            save_file(
-                {name: one.contiguous() for name, one in state.averages.items()},
-                unfinished / "averages.safetensors",
-            )
-            save_file(_moments(state), unfinished / "moments.safetensors")
-            sums = {file.name: _digest(file) for file in sorted(unfinished.glob("*.safetensors"))}
-            (unfinished / STATE_FILE).write_text(json.dumps({"step": state.step, "sha256": sums}) + "\n")
-    for old in sorted(root.glob("step-*"))[:-keep]:
-        shutil.rmtree(old)
+    target, ranks = root / f"step-{state.step:08d}", state.ranks
+    if not ranks.any(target.exists()):
+        with whole_directory_of_all(target, ranks) as unfinished:
+            save_tensors(_tensors(state), unfinished)
+            ranks.wait()
+            if ranks.speaks:
+                sums = {file.name: _digest(file) for file in sorted(unfinished.glob("*.safetensors"))}
+                (unfinished / STATE_FILE).write_text(json.dumps({"step": state.step, "sha256": sums}) + "\n")
+    if ranks.speaks:
+        for old in sorted(root.glob("step-*"))[:-keep]:
+            shutil.rmtree(old)
 
 
 def restore(state: TrainState, root: Path) -> bool:
     """Load the newest checkpoint that is whole; False where there is none."""
     if not root.exists():
         return False
-    remove_unfinished(root)
+    if state.ranks.speaks:
+        remove_unfinished(root)
+    state.ranks.wait()
     for directory in sorted(root.glob("step-*"), reverse=True):
         damage = _damage(directory)
         if damage is None:
@@ -70,20 +65,41 @@ def restore(state: TrainState, root: Path) -> bool:
     return False
 
 
+def stored_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
+    """What a checkpoint holds; shards of one tensor lie along its first dimension."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for file in sorted(directory.glob("*.safetensors")):
+        with safe_open(file, framework="pt") as handle:
+            for name in handle.keys():  # noqa: SIM118
+                shape = tuple(handle.get_slice(name).get_shape())
+                shapes[name] = (shapes[name][0] + shape[0], *shape[1:]) if name in shapes else shape
+    return shapes
+
+
+def _tensors(state: TrainState) -> dict[str, Tensor]:
+    """Every tensor of the state under one name; a parameter that was never trained has no moments."""
+    found = {name: parameter.detach() for name, parameter in state.parameters.items()}
+    found |= {f"average/{name}": average for name, average in state.averages.items()}
+    for name, parameter in state.parameters.items():
+        found |= {f"{key}/{name}": value for key, value in state.optimiser.state.get(parameter, {}).items()}
+    return found
+
+
 def _load(state: TrainState, directory: Path) -> None:
-    weights = load_file(directory / "weights.safetensors")
-    parameters = state.parameters()
-    if differ := sorted(set(weights) ^ set(parameters)):
+    stored = stored_shapes(directory)
+    weights = {name for name in stored if "/" not in name}
+    if differ := sorted(weights ^ set(state.parameters)):
         raise ValueError(f"{directory} is of another model: it differs in {differ[0]} and {len(differ) - 1} more")
-    with torch.no_grad():
-        for name, parameter in parameters.items():
-            if weights[name].shape != parameter.shape:
-                found = tuple(weights[name].shape)
-                raise ValueError(f"{directory}: {name} has shape {found}, not {tuple(parameter.shape)}")
-            parameter.copy_(weights[name])
-        for name, average in load_file(directory / "averages.safetensors").items():
-            state.averages[name].copy_(average)
-    _set_moments(state, load_file(directory / "moments.safetensors"))
+    state.optimiser.state.clear()
+    for name, parameter in state.parameters.items():
+        if stored[name] != tuple(parameter.shape):
+            raise ValueError(f"{directory}: {name} has shape {stored[name]}, not {tuple(parameter.shape)}")
+        if f"{_MOMENTS[0]}/{name}" in stored:
+            count, *averages = _MOMENTS
+            state.optimiser.state[parameter][count] = torch.zeros((), device=parameter.device)
+            for moment in averages:
+                state.optimiser.state[parameter][moment] = torch.zeros_like(parameter, requires_grad=False)
+    load_tensors(_tensors(state), directory)
     state.step = json.loads((directory / STATE_FILE).read_text())["step"]
 
 
@@ -96,24 +112,6 @@ def _damage(directory: Path) -> str | None:
         if not (directory / name).is_file() or _digest(directory / name) != digest:
             return f"{name} is missing or damaged"
     return None
-
-
-def _moments(state: TrainState) -> dict[str, Tensor]:
-    """The optimiser's own tensors, by parameter name; a parameter that was never trained has none."""
-    return {
-        f"{name}/{key}": value.contiguous()
-        for name, parameter in state.parameters().items()
-        for key, value in state.optimiser.state.get(parameter, {}).items()
-    }
-
-
-def _set_moments(state: TrainState, moments: Mapping[str, Tensor]) -> None:
-    parameters = state.parameters()
-    state.optimiser.state.clear()
-    for path, value in moments.items():
-        name, key = path.rsplit("/", 1)
-        parameter = parameters[name]
-        state.optimiser.state[parameter][key] = value.to(parameter.device)
 
 
 def _digest(file: Path) -> str:

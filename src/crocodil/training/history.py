@@ -4,7 +4,7 @@ import json
 from itertools import pairwise
 from pathlib import Path
 
-from crocodil.training.loop import METRICS_FILE
+from crocodil.training.journal import METRICS_FILE
 
 WIDTH, HEIGHT = 72, 10
 

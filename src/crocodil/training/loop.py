@@ -4,7 +4,6 @@ A stage says what its modules are, what is trained when, and what a batch costs.
 step, so a run that is killed and resumed ends with the same weights, bit for bit on a CPU.
 """
 
-import json
 import math
 import signal
 import time
@@ -12,15 +11,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
-from crocodil.progress import Advance, progress
+from crocodil.distributed import Ranks, local, shard, whole
+from crocodil.progress import progress
 from crocodil.training.checkpointing import TrainState, restore, save
-
-METRICS_FILE = "metrics.jsonl"
+from crocodil.training.journal import Journal, Outcome, metrics_log
+from crocodil.training.work import Work, matrix_rate
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ class LoopConfig:
     average_decay: float = 0.999  # of the exponential moving average of the weights
     bf16: bool = False  # autocast; the weights themselves stay float32
     compile_blocks: bool = False
+    recompute_blocks: bool = False  # in the backward pass: memory for time
     evaluate_every: int = 500
     save_every: int = 500
     keep_checkpoints: int = 2
@@ -65,10 +67,12 @@ class LoopConfig:
             rate *= 0.5 * (1 + math.cos(math.pi * into_decay / decay_steps))
         return rate
 
-    def micro_batches(self) -> Iterator[range]:
-        """Places within a step's batch, a micro-batch at a time."""
+    def micro_batches(self, ranks: Ranks) -> Iterator[range]:
+        """This rank's places within a step's batch, a micro-batch at a time."""
         size = self.batch_size // self.num_accumulated
-        yield from (range(start, start + size) for start in range(0, self.batch_size, size))
+        if size % ranks.count:
+            raise ValueError(f"{ranks.count} ranks do not divide a micro-batch of {size}")
+        yield from (ranks.share(range(start, start + size)) for start in range(0, self.batch_size, size))
 
 
 @runtime_checkable
@@ -85,41 +89,50 @@ class Stage(Protocol):
 
     def repeated_blocks(self) -> Sequence[nn.Module]: ...
 
+    def work(self) -> Work: ...
+
     def loss(self, step: int, places: range) -> Tensor: ...
 
     def evaluate(self) -> dict[str, float]: ...
 
 
 def train(
-    stage: Stage, config: LoopConfig, out: Path, *, resume: bool = False, max_minutes: float | None = None
+    stage: Stage,
+    config: LoopConfig,
+    out: Path,
+    *,
+    ranks: Ranks | None = None,
+    resume: bool = False,
+    max_minutes: float | None = None,
 ) -> TrainState:
     """Run a stage to its last step, or as far as the time allows; the state is saved in either case."""
-    if not resume and (out / "checkpoints").exists():
+    ranks = ranks or Ranks()
+    if not resume and ranks.any((out / "checkpoints").exists()):
         raise ValueError(f"{out} holds a run already: resume it, or choose another directory")
     out.mkdir(parents=True, exist_ok=True)
-    state = start(stage, config)
+    prepare(stage, config, ranks)
+    state = start(stage, config, ranks)
     if resume:
         restore(state, out / "checkpoints")
-    for block in stage.repeated_blocks() if config.compile_blocks else ():
-        block.compile()
     deadline, first_step = time.monotonic() + 60 * (max_minutes or math.inf), state.step
     with (
-        _metrics(out, state.step) as log,
+        metrics_log(out, state.step, written=ranks.speaks) as log,
         _stop_signal() as stop,
-        progress(f"training {stage.name}", config.num_steps, unit="steps") as advance,
+        progress(f"training {stage.name}", config.num_steps, unit="steps", shown=ranks.speaks) as advance,
     ):
         advance(state.step)
-        journal = Journal(stage.name, config, log, advance)
+        rate = ranks.count * matrix_rate(ranks.device)
+        journal = Journal(stage.name, stage.work(), config.batch_size, rate, log, advance)
         while True:
             done = state.step == config.num_steps
             # Out of time, but not before the first step: a run with any limit gets on.
-            stopping = stop() or (time.monotonic() > deadline and state.step > first_step)
+            stopping = ranks.any(stop() or (time.monotonic() > deadline and state.step > first_step))
             evaluates = done or state.step % config.evaluate_every == 0
             saves = done or stopping or (state.step and state.step % config.save_every == 0)
             if evaluates or saves:
                 journal.catch_up()
             if evaluates:
-                log({"step": state.step, **_evaluated(stage, state)})
+                log({"step": state.step, **_evaluated(stage, state, config)})
             if saves:
                 save(state, out / "checkpoints", keep=config.keep_checkpoints)
             if done or stopping:
@@ -127,81 +140,64 @@ def train(
             journal.add(state.step, take_step(stage, state, config))
 
 
-class Journal:
-    """Writes down each step, one step late: to wait for a loss would leave the device without work.
-
-    Nothing is saved of a step that was not looked at.
-    """
-
-    def __init__(self, stage: str, config: LoopConfig, log: Any, advance: Advance) -> None:
-        self.stage, self.config, self.log, self.advance = stage, config, log, advance
-        self.pending: list[tuple[int, Outcome]] = []
-        self.last_at = time.perf_counter()
-
-    def add(self, step: int, outcome: "Outcome") -> None:
-        self.pending.append((step, outcome))
-        while len(self.pending) > 1:
-            self._record(*self.pending.pop(0))
-
-    def catch_up(self) -> None:
-        while self.pending:
-            self._record(*self.pending.pop(0))
-
-    def _record(self, step: int, outcome: "Outcome") -> None:
-        loss, norm = (value.item() for value in outcome)
-        if not math.isfinite(loss):
-            raise FloatingPointError(f"stage {self.stage}: loss {loss} at step {step}")
-        now = time.perf_counter()
-        row = {"step": step + 1, "loss": loss, "gradient_norm": norm}
-        rate = self.config.learning_rate_at(step)
-        self.log({**row, "learning_rate": rate, "step_s": round(now - self.last_at, 4)})
-        self.last_at = now
-        self.advance(1, f"loss {loss:.3f}")
+def prepare(stage: Stage, config: LoopConfig, ranks: Ranks) -> None:
+    """Repeated blocks recomputed, compiled and sharded, in this order, as the run says."""
+    for block in stage.repeated_blocks():
+        if config.recompute_blocks:
+            _recompute(block)
+        if config.compile_blocks:
+            block.compile()
+    shard(stage.modules().values(), stage.repeated_blocks(), ranks, bf16=config.bf16)
 
 
-def start(stage: Stage, config: LoopConfig) -> TrainState:
+def start(stage: Stage, config: LoopConfig, ranks: Ranks | None = None) -> TrainState:
     """The state before the first step."""
-    parameters = [parameter for module in stage.modules().values() for parameter in module.parameters()]
+    parameters = _learned(stage)
     optimiser = torch.optim.AdamW(
         [
-            {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": config.weight_decay},
-            {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
+            {"params": [p for p in parameters.values() if p.ndim >= 2], "weight_decay": config.weight_decay},
+            {"params": [p for p in parameters.values() if p.ndim < 2], "weight_decay": 0.0},
         ],
         lr=config.learning_rate,
         betas=config.betas,
         fused=True,
     )
-    state = TrainState(stage.modules(), optimiser, {})
-    state.averages = {name: one.detach().clone() for name, one in state.parameters().items()}
-    return state
+    averages = {name: parameter.detach().clone() for name, parameter in parameters.items()}
+    return TrainState(parameters, optimiser, averages, ranks=ranks or Ranks())
 
 
-class Outcome(NamedTuple):
-    """Of one step; still on the device."""
-
-    loss: Tensor
-    gradient_norm: Tensor
+def _learned(stage: Stage) -> dict[str, nn.Parameter]:
+    """What some phase trains; what never learns (a backbone under adapters) is no part of the state."""
+    groups = stage.groups()
+    learned = {id(one) for phase in stage.phases() for group in phase.train for one in groups[group]}
+    return {
+        f"{module_name}.{name}": parameter
+        for module_name, module in stage.modules().items()
+        for name, parameter in module.named_parameters()
+        if id(parameter) in learned
+    }
 
 
 def take_step(stage: Stage, state: TrainState, config: LoopConfig) -> Outcome:
     """One optimiser step."""
     _unfreeze(stage, trained_at(state.step, stage.phases()))
     state.optimiser.zero_grad(set_to_none=True)
-    device = next(iter(state.parameters().values())).device.type
+    device = next(iter(state.parameters.values())).device
     total = torch.zeros((), device=device)
-    for places in config.micro_batches():
-        with torch.autocast(device, dtype=torch.bfloat16, enabled=config.bf16):
+    for places in config.micro_batches(state.ranks):
+        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=config.bf16):
             loss = stage.loss(state.step, places) / config.num_accumulated
         loss.backward()
         total += loss.detach()
-    trained = [parameter for parameter in state.parameters().values() if parameter.grad is not None]
+    trained = [parameter for parameter in state.parameters.values() if parameter.grad is not None]
     norm = torch.nn.utils.clip_grad_norm_(trained, config.clip_norm)
+    learning_rate = config.learning_rate_at(state.step)
     for group in state.optimiser.param_groups:
-        group["lr"] = config.learning_rate_at(state.step)
+        group["lr"] = learning_rate
     state.optimiser.step()
     state.step += 1
     _average(state, config.average_decay)
-    return Outcome(total, norm)
+    return Outcome(state.ranks.gather(total), whole(norm), learning_rate)
 
 
 def trained_at(step: int, phases: Sequence[Phase]) -> frozenset[str]:
@@ -212,14 +208,14 @@ def trained_at(step: int, phases: Sequence[Phase]) -> frozenset[str]:
 @contextmanager
 def averaged_weights(state: TrainState) -> Iterator[None]:
     """The modules with their averages in place of their weights."""
-    kept = {name: one.detach().clone() for name, one in state.parameters().items()}
+    kept = {name: one.detach().clone() for name, one in state.parameters.items()}
     with torch.no_grad():
-        for name, parameter in state.parameters().items():
+        for name, parameter in state.parameters.items():
             parameter.copy_(state.averages[name])
         try:
             yield
         finally:
-            for name, parameter in state.parameters().items():
+            for name, parameter in state.parameters.items():
                 parameter.copy_(kept[name])
 
 
@@ -229,47 +225,38 @@ def _unfreeze(stage: Stage, trained: frozenset[str]) -> None:
             parameter.requires_grad_(name in trained)
 
 
+def _recompute(block: nn.Module) -> None:
+    forward = block.forward
+
+    def again(*args: Any, **options: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return forward(*args, **options)
+        return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **options)
+
+    block.forward = again
+
+
 def _average(state: TrainState, decay: float) -> None:
     """Young runs average over fewer steps: the first weights are noise."""
     decay = min(decay, state.step / (state.step + 10))
     with torch.no_grad():
-        averages = list(state.averages.values())
-        torch._foreach_lerp_(averages, list(state.parameters().values()), 1 - decay)
+        averages, weights = (
+            [local(one) for one in some.values()] for some in (state.averages, state.parameters)
+        )
+        torch._foreach_lerp_(averages, weights, 1 - decay)
 
 
-def _evaluated(stage: Stage, state: TrainState) -> dict[str, float]:
-    for module in state.modules.values():
+def _evaluated(stage: Stage, state: TrainState, config: LoopConfig) -> dict[str, float]:
+    modules = stage.modules().values()
+    for module in modules:
         module.eval()
-    with averaged_weights(state), torch.no_grad():
+    device = next(iter(state.parameters.values())).device.type
+    autocast = torch.autocast(device, dtype=torch.bfloat16, enabled=config.bf16)
+    with averaged_weights(state), torch.no_grad(), autocast:
         found = stage.evaluate()
-    for module in state.modules.values():
+    for module in modules:
         module.train()
     return found
-
-
-@contextmanager
-def _metrics(out: Path, first_step: int) -> Iterator[Any]:
-    """Append rows to metrics.jsonl; rows of what will be done again are dropped first."""
-    file = out / METRICS_FILE
-    if file.exists():
-        rows = [line for line in file.read_text().splitlines() if _still_true(line, first_step)]
-        file.write_text("".join(f"{row}\n" for row in rows))
-    with file.open("a") as lines:
-
-        def log(row: dict[str, Any]) -> None:
-            lines.write(json.dumps(row) + "\n")
-            lines.flush()
-
-        yield log
-
-
-def _still_true(line: str, first_step: int) -> bool:
-    """A killed run may have logged past its checkpoint, and half a line."""
-    try:
-        row = json.loads(line)
-    except ValueError:
-        return False
-    return row["step"] < first_step or (row["step"] == first_step and "loss" in row)
 
 
 @contextmanager

@@ -8,28 +8,37 @@ Each stage finds what it starts from in the run's own directory, or in another r
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from crocodil.checkpoints import load_model, save_model
-from crocodil.corpus.shards import Corpus
+from crocodil.checkpoints import load_llada, load_model, load_qwen3_embedding, save_model
+from crocodil.corpus.shards import TOKENIZER_FILE, Corpus
+from crocodil.distributed import Ranks, whole
+from crocodil.encoding import encode_tokens
 from crocodil.models.demasker import Demasker, DemaskerConfig
 from crocodil.models.llada import LLaDA
 from crocodil.models.register_denoiser import RegisterDenoiser, RegisterDenoiserConfig
 from crocodil.models.register_encoder import RegisterEncoder, RegisterEncoderConfig
 from crocodil.objectives import DemaskerObjective, PriorObjective
 from crocodil.seeding import generator_for
+from crocodil.tokenization import Retokenizer, Tokenizer
+from crocodil.training.cached_registers import CachedRegisters, cache_registers
+from crocodil.training.checkpointing import TrainState
 from crocodil.training.loop import LoopConfig, Stage, averaged_weights, train
-from crocodil.training.stages import (
-    BaseStage,
-    CachedRegisters,
-    ConditionalPriorStage,
-    Data,
-    GuidedStage,
-    PriorStage,
-    cache_registers,
-)
+from crocodil.training.lora import LoRA, add_adapters, merged
+from crocodil.training.stages import BaseStage, ConditionalPriorStage, Data, GuidedStage, PriorStage
+
+Network = TypeVar("Network", bound=nn.Module)
+
+
+@dataclass(frozen=True)
+class Pretrained:
+    """Folders of public checkpoints, each with its tokenizer.json, that a run adapts; without, it starts fresh."""
+
+    llada: Path | None = None
+    qwen: Path | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +57,8 @@ class Run:
     encoder_warmup_steps: int = 4000  # App. C
     condition_encoder_learns: bool = False  # Sec. 4.3.2, comment iii
     encode_batch: int = 256  # programs at a time when registers are cached
+    pretrained: Pretrained = field(default_factory=Pretrained)
+    lora: LoRA | None = None  # in stage guided: adapters on a frozen demasker
 
     @property
     def num_prior_registers(self) -> int:
@@ -61,7 +72,15 @@ class Place:
     corpus: Corpus
     out: Path  # of the run
     source: Path  # the run whose earlier stages are built upon; usually `out` itself
-    device: str = "cpu"
+    ranks: Ranks = field(default_factory=Ranks)
+
+    @property
+    def device(self) -> str:
+        return self.ranks.device
+
+    def put(self, network: Network) -> Network:
+        """On its device; what will be sharded moves there a block at a time instead."""
+        return network if self.ranks.count > 1 else network.to(self.device)
 
     def data(self, run: Run, loop: LoopConfig) -> Data:
         vocab_size = self.corpus.description["tokenizer"]["vocab_size"]
@@ -74,12 +93,17 @@ class Place:
             train=train_split, valid=valid_split, batch_size=loop.batch_size, seed=loop.seed, device=self.device
         )
 
-    def trained(self, stage: str, module: str) -> nn.Module:
-        """A network that an earlier stage finished."""
+    def finished(self, stage: str, module: str) -> Path:
+        """Where an earlier stage left a network."""
         directory = self.source / stage / "model" / module
         if not directory.exists():
             raise ValueError(f"{directory} is missing: train stage {stage} first")
-        return load_model(directory, device=self.device)
+        return directory
+
+    def trained_encoder(self) -> RegisterEncoder:
+        encoder = load_model(self.finished("guided", "encoder"), device=self.device)
+        assert isinstance(encoder, RegisterEncoder)
+        return encoder.eval()
 
     def registers(self, split: str) -> CachedRegisters:
         directory = self.source / "registers" / split
@@ -89,31 +113,71 @@ class Place:
 
 
 def base_stage(run: Run, place: Place) -> tuple[Stage, LoopConfig]:
-    demasker = LLaDA(run.demasker.backbone).init_weights(generator_for("base", run.base_loop.seed))
-    return BaseStage(demasker.to(place.device), place.data(run, run.base_loop)), run.base_loop
+    if run.pretrained.llada is None:
+        demasker = LLaDA(run.demasker.backbone).init_weights(generator_for("base", run.base_loop.seed))
+    else:
+        demasker = load_llada(run.pretrained.llada, dtype=torch.float32)
+    return BaseStage(place.put(demasker), place.data(run, run.base_loop)), run.base_loop
 
 
 def guided_stage(run: Run, place: Place) -> tuple[Stage, LoopConfig]:
     loop = run.guided_loop
-    base = place.trained("base", "demasker")
-    assert isinstance(base, LLaDA)
-    demasker = Demasker.around(base.cpu(), run.demasker, generator_for("interface", loop.seed))
-    encoder = RegisterEncoder(run.encoder).init_weights(generator_for("encoder", loop.seed))
+    if run.lora is not None and place.ranks.count > 1:
+        raise ValueError("LoRA runs in one process; on several devices train the whole demasker, which is sharded")
     stage = GuidedStage(
-        encoder.to(place.device),
-        demasker.to(place.device),
+        place.put(_encoder(run)),
+        place.put(_demasker(run, place)),
         place.data(run, loop),
         run.guided_objective,
         run.encoder_warmup_steps,
+        _retokenizer(run, place),
     )
     return stage, loop
 
 
+def _demasker(run: Run, place: Place) -> Demasker:
+    """Around the base of this run, or around the public LLaDA where none was trained."""
+    trained = place.source / "base" / "model"
+    if run.pretrained.llada is not None and not trained.exists():
+        base = load_llada(run.pretrained.llada, dtype=torch.float32)
+    else:
+        found = load_model(place.finished("base", "demasker"))
+        assert isinstance(found, LLaDA)
+        base = found
+    demasker = Demasker.around(base, run.demasker, generator_for("interface", run.guided_loop.seed))
+    if run.lora is not None:
+        if run.guided_loop.bf16:
+            demasker.backbone.to(torch.bfloat16)  # it rests, so no float32 copy is kept
+        add_adapters(demasker.backbone, run.lora, generator_for("adapters", run.guided_loop.seed))
+    return demasker
+
+
+def _encoder(run: Run) -> RegisterEncoder:
+    generator = generator_for("encoder", run.guided_loop.seed)
+    if run.pretrained.qwen is None:
+        return RegisterEncoder(run.encoder).init_weights(generator)
+    return load_qwen3_embedding(
+        run.pretrained.qwen,
+        num_registers=run.encoder.num_registers,
+        register_width=run.encoder.register_width,
+        end_id=run.encoder.end_id,
+        generator=generator,
+        dtype=torch.float32,
+    )
+
+
+def _retokenizer(run: Run, place: Place) -> Retokenizer | None:
+    if run.pretrained.qwen is None:
+        return None
+    source = Tokenizer.load(place.corpus.directory / TOKENIZER_FILE)
+    return Retokenizer(source, Tokenizer.load(run.pretrained.qwen / TOKENIZER_FILE))
+
+
 def prior_stage(run: Run, place: Place) -> tuple[Stage, LoopConfig]:
     loop = run.prior_loop
-    denoiser = RegisterDenoiser(run.prior).init_weights(generator_for("prior", loop.seed)).to(place.device)
+    denoiser = RegisterDenoiser(run.prior).init_weights(generator_for("prior", loop.seed))
     stage = PriorStage(
-        denoiser,
+        place.put(denoiser),
         place.registers("train"),
         place.registers("valid"),
         place.data(run, loop),
@@ -125,10 +189,9 @@ def prior_stage(run: Run, place: Place) -> tuple[Stage, LoopConfig]:
 def conditional_stage(run: Run, place: Place) -> tuple[Stage, LoopConfig]:
     loop = run.conditional_loop
     denoiser = RegisterDenoiser(run.conditional).init_weights(generator_for("conditional", loop.seed))
-    encoder = place.trained("guided", "encoder")
-    assert isinstance(encoder, RegisterEncoder)
+    encoder = place.trained_encoder()
     stage = ConditionalPriorStage(
-        denoiser.to(place.device),
+        place.put(denoiser),
         encoder.requires_grad_(run.condition_encoder_learns),
         place.registers("train"),
         place.registers("valid"),
@@ -136,6 +199,7 @@ def conditional_stage(run: Run, place: Place) -> tuple[Stage, LoopConfig]:
         run.demasker.backbone.mask_id,
         run.prior_objective,
         run.condition_encoder_learns,
+        _retokenizer(run, place),
     )
     return stage, loop
 
@@ -162,30 +226,50 @@ def run_stage(
     if name == "registers":
         _cache(run, place, out)
         return True
-    if (out / "model").exists():
+    if place.ranks.any((out / "model").exists()):
         raise ValueError(f"{out / 'model'} exists: this stage is finished, choose another directory")
     stage, loop = TRAINED[name](run, place)
-    state = train(stage, loop, out, resume=resume, max_minutes=max_minutes)
+    state = train(stage, loop, out, ranks=place.ranks, resume=resume, max_minutes=max_minutes)
     if state.step < loop.num_steps:
         return False
-    with averaged_weights(state):
-        for module_name, module in stage.modules().items():
-            save_model(module, out / "model" / module_name)  # type: ignore[arg-type]
+    _save_models(run, stage, state, out / "model")
     return True
 
 
+def _save_models(run: Run, stage: Stage, state: TrainState, out: Path) -> None:
+    """Averaged, put together from all ranks, adapters merged."""
+    with averaged_weights(state):
+        for name, module in stage.modules().items():
+            weights = _whole_weights(module, kept=state.ranks.speaks)
+            if not state.ranks.speaks:
+                continue
+            if run.lora is not None and isinstance(module, Demasker):
+                weights = merged(weights, run.lora)
+            save_model(module, out / name, weights=weights)  # type: ignore[arg-type]
+    state.ranks.wait()
+
+
+def _whole_weights(module: nn.Module, *, kept: bool) -> dict[str, Tensor]:
+    """One tensor at a time, so that no device ever holds them all."""
+    weights = {}
+    for name, tensor in module.state_dict().items():
+        gathered = whole(tensor)
+        if kept:
+            weights[name] = gathered.cpu()
+    return weights
+
+
 def _cache(run: Run, place: Place, out: Path) -> None:
-    encoder = place.trained("guided", "encoder")
-    assert isinstance(encoder, RegisterEncoder)
-    encoder.eval()
+    encoder, retokenizer = place.trained_encoder(), _retokenizer(run, place)
     for split in ("train", "valid"):
         cache_registers(
-            encoder,
+            lambda tokens: encode_tokens(encoder, tokens, retokenizer=retokenizer),
             place.corpus.programs(split, length=run.length),
             out / split,
-            num_registers=run.num_prior_registers,
+            shape=(run.num_prior_registers, run.prior.register_width),
             batch_size=run.encode_batch,
-            device=place.device,
+            ranks=place.ranks,
+            bf16=run.prior_loop.bf16,
         )
 
 

@@ -8,16 +8,15 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from crocodil.atomic import whole_directory
 from crocodil.corpus.order import Order
 from crocodil.corpus.shards import Programs
+from crocodil.encoding import encode_tokens
 from crocodil.models.demasker import Demasker
 from crocodil.models.llada import LLaDA
 from crocodil.models.register_denoiser import RegisterDenoiser
@@ -33,7 +32,19 @@ from crocodil.objectives import (
 from crocodil.processes.gaussian import add_noise
 from crocodil.processes.masking import mask_tokens, stratified_times
 from crocodil.seeding import Streams
+from crocodil.tokenization import Retokenizer
+from crocodil.training.cached_registers import CachedRegisters
 from crocodil.training.loop import Phase
+from crocodil.training.lora import learned_parameters
+from crocodil.training.work import (
+    LEARNING,
+    PASSING,
+    RESTING,
+    Work,
+    demasker_flops,
+    denoiser_flops,
+    encoder_flops,
+)
 
 MASK_PROBS = (0.1, 0.5, 0.9, 1.0)  # where validation looks
 TIMES = (0.1, 0.3, 0.5, 0.7, 0.9)
@@ -107,6 +118,11 @@ class BaseStage:
     def repeated_blocks(self) -> Sequence[nn.Module]:
         return list(self.demasker.blocks)
 
+    def work(self) -> Work:
+        length = self.data.train.length
+        flops = demasker_flops(self.demasker.config, positions=length, rows=length / 2)  # half is hidden
+        return Work(length, LEARNING * flops)
+
     def loss(self, step: int, places: range) -> Tensor:
         return base_loss(
             self.demasker,
@@ -133,6 +149,7 @@ class GuidedStage:
     data: Data
     objective: DemaskerObjective = field(default_factory=DemaskerObjective)
     warmup_steps: int = 4000  # App. C
+    retokenizer: Retokenizer | None = None  # for an encoder with a vocabulary of its own (decision D7)
     name: str = "guided"
 
     def modules(self) -> Mapping[str, nn.Module]:
@@ -142,7 +159,7 @@ class GuidedStage:
         return {
             "encoder": list(self.encoder.parameters()),
             "interface": self.demasker.interface(),
-            "demasker": list(self.demasker.backbone.parameters()),
+            "demasker": learned_parameters(self.demasker.backbone),
         }
 
     def phases(self) -> Sequence[Phase]:
@@ -152,9 +169,21 @@ class GuidedStage:
     def repeated_blocks(self) -> Sequence[nn.Module]:
         return [*self.demasker.backbone.blocks, *self.encoder.backbone.layers]
 
+    def work(self) -> Work:
+        length, backbone = self.data.train.length, self.demasker.config.backbone
+        positions = length + self.demasker.config.num_registers + 2
+        hidden = self.objective.all_mask_rate + (1 - self.objective.all_mask_rate) / 2
+        demasker = demasker_flops(backbone, positions=positions, rows=hidden * length)
+        encoder = encoder_flops(self.encoder.config, positions=length + self.encoder.config.num_registers)
+        adapted = len(self.groups()["demasker"]) < len(list(self.demasker.backbone.parameters()))
+        return Work(length, (PASSING if adapted else LEARNING) * demasker + LEARNING * encoder)
+
+    def encode(self, tokens: Tensor, hidden: Tensor | None = None) -> Tensor:
+        return encode_tokens(self.encoder, tokens, hidden, retokenizer=self.retokenizer)
+
     def loss(self, step: int, places: range) -> Tensor:
         return guided_loss(
-            lambda tokens, hidden: self.encoder(tokens, hidden=hidden),
+            self.encode,
             self.demasker,
             self.data.tokens(step, places),
             objective=self.objective,
@@ -166,7 +195,7 @@ class GuidedStage:
     def evaluate(self) -> dict[str, float]:
         """With all registers, and with none."""
         found: dict[str, float] = {}
-        registers = self.encoder(self.data.held_out)
+        registers = self.encode(self.data.held_out)
         for prob in MASK_PROBS:
             tokens, noisy, hidden = masked_held_out(self.data, prob, self.demasker.config.backbone.mask_id)
             for name, bank in (("", registers), (" without registers", registers[:, :0])):
@@ -180,8 +209,8 @@ class PriorStage:
     """Algorithm 5, on registers that were encoded once."""
 
     denoiser: RegisterDenoiser
-    registers: "CachedRegisters"
-    valid_registers: "CachedRegisters"
+    registers: CachedRegisters
+    valid_registers: CachedRegisters
     data: Data
     objective: PriorObjective = field(default_factory=PriorObjective)
     name: str = "prior"
@@ -197,6 +226,9 @@ class PriorStage:
 
     def repeated_blocks(self) -> Sequence[nn.Module]:
         return list(self.denoiser.blocks)
+
+    def work(self) -> Work:
+        return Work(self.denoiser.config.num_registers, LEARNING * denoiser_flops(self.denoiser.config))
 
     def loss(self, step: int, places: range) -> Tensor:
         return prior_loss(
@@ -219,12 +251,13 @@ class ConditionalPriorStage:
 
     denoiser: RegisterDenoiser
     encoder: RegisterEncoder
-    registers: "CachedRegisters"
-    valid_registers: "CachedRegisters"
+    registers: CachedRegisters
+    valid_registers: CachedRegisters
     data: Data
     mask_id: int
     objective: PriorObjective = field(default_factory=PriorObjective)
     encoder_learns: bool = False
+    retokenizer: Retokenizer | None = None
     name: str = "conditional"
 
     def modules(self) -> Mapping[str, nn.Module]:
@@ -240,6 +273,13 @@ class ConditionalPriorStage:
     def repeated_blocks(self) -> Sequence[nn.Module]:
         return [*self.denoiser.blocks, *self.encoder.backbone.layers]
 
+    def work(self) -> Work:
+        positions = self.data.train.length + self.encoder.config.num_registers
+        encoder = (LEARNING if self.encoder_learns else RESTING) * encoder_flops(
+            self.encoder.config, positions=positions
+        )
+        return Work(self.data.train.length, LEARNING * denoiser_flops(self.denoiser.config) + encoder)
+
     def loss(self, step: int, places: range) -> Tensor:
         return conditional_prior_loss(
             self.denoiser,
@@ -253,7 +293,7 @@ class ConditionalPriorStage:
 
     def encode(self, tokens: Tensor, hidden: Tensor | None) -> Tensor:
         with torch.set_grad_enabled(self.encoder_learns and torch.is_grad_enabled()):
-            return self.encoder(tokens, hidden=hidden)
+            return encode_tokens(self.encoder, tokens, hidden, retokenizer=self.retokenizer)
 
     def evaluate(self) -> dict[str, float]:
         """With half of the tokens visible, and with the null condition."""
@@ -263,51 +303,6 @@ class ConditionalPriorStage:
         )
         without = error_by_time(self.denoiser, self.valid_registers, self.data)
         return {f"{name}, half visible": value for name, value in with_half.items()} | without
-
-
-# ---------------------------------------------------------------- registers, encoded once
-
-
-@dataclass(frozen=True)
-class CachedRegisters:
-    """The first registers of every program of a view, in its order, in half precision on disk."""
-
-    directory: Path
-
-    @cached_property
-    def bank(self) -> np.ndarray:
-        return np.load(self.directory / "registers.npy", mmap_mode="r")
-
-    def __len__(self) -> int:
-        return len(self.bank)
-
-    def batch(self, numbers: np.ndarray, device: str) -> Tensor:
-        return torch.from_numpy(np.asarray(self.bank[numbers])).to(device).float()
-
-
-def cache_registers(
-    encoder: RegisterEncoder,
-    programs: Programs,
-    target: Path,
-    *,
-    num_registers: int,
-    batch_size: int,
-    device: str,
-) -> CachedRegisters:
-    """Encode every program once; `target` appears whole or not at all."""
-    if target.exists():
-        return CachedRegisters(target)
-    width = encoder.config.register_width
-    with whole_directory(target) as unfinished, torch.no_grad():
-        bank = np.lib.format.open_memmap(
-            unfinished / "registers.npy", mode="w+", dtype=np.float16, shape=(len(programs), num_registers, width)
-        )
-        for start in range(0, len(programs), batch_size):
-            numbers = np.arange(start, min(start + batch_size, len(programs)))
-            tokens = torch.from_numpy(programs.batch(numbers)).to(device)
-            bank[numbers] = encoder(tokens)[:, :num_registers].half().cpu().numpy()
-        bank.flush()
-    return CachedRegisters(target)
 
 
 # ---------------------------------------------------------------- validation

@@ -1,0 +1,145 @@
+"""Several processes: who they are, how weights are shared among them, and a state that any number can load.
+
+PyTorch's own engine: torchrun starts the processes, FSDP2 shards weights, gradients and moments, DCP writes and
+reads the shards (as safetensors: its own format is a pickle). One process needs no group and pays for nothing here.
+"""
+
+import os
+import shutil
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+
+from crocodil.atomic import finish_directory, unfinished_directory
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process among all of them."""
+
+    rank: int = 0
+    count: int = 1
+    device: str = "cpu"
+
+    @property
+    def speaks(self) -> bool:
+        """Whether this process talks to a person and finishes files."""
+        return self.rank == 0
+
+    def share(self, places: range) -> range:
+        """This rank's part of a batch, or of anything that all ranks do together."""
+        edges = [places.start + len(places) * rank // self.count for rank in (self.rank, self.rank + 1)]
+        return range(*edges)
+
+    def any(self, flag: bool) -> bool:
+        """Whether any rank says so; asked between the hosts, so that no device is waited for."""
+        if self.count == 1:
+            return flag
+        votes = torch.tensor(int(flag))
+        dist.all_reduce(votes)
+        return bool(votes)
+
+    def gather(self, value: Float[Tensor, ""]) -> Float[Tensor, "ranks"]:
+        """The number that each rank holds, on its device."""
+        if self.count == 1:
+            return value[None]
+        values = value.new_zeros(self.count)
+        dist.all_gather_into_tensor(values, value[None])
+        return values
+
+    def wait(self) -> None:
+        """Until every rank is here."""
+        self.any(False)
+
+    def agree(self, text: str) -> str:
+        """What the speaking rank says."""
+        said = [text]
+        if self.count > 1:
+            dist.broadcast_object_list(said)
+        return said[0]
+
+
+@contextmanager
+def ranks(device: str) -> Iterator[Ranks]:
+    """The processes that torchrun started, one for each device; a process of its own is all of them."""
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        yield Ranks(device=device)
+        return
+    if device == "cuda":
+        device = f"cuda:{os.environ['LOCAL_RANK']}"
+        torch.cuda.set_device(device)
+    dist.init_process_group("cpu:gloo,cuda:nccl" if device.startswith("cuda") else "gloo")
+    try:
+        yield Ranks(dist.get_rank(), dist.get_world_size(), device)
+    finally:
+        dist.destroy_process_group()
+
+
+def shard(modules: Iterable[nn.Module], blocks: Iterable[nn.Module], ranks: Ranks, *, bf16: bool) -> None:
+    """FSDP2: every rank keeps a part of each weight; a block is whole only while it is at work."""
+    if ranks.count == 1:
+        return
+    mesh = init_device_mesh(ranks.device.split(":")[0], (ranks.count,))
+    # Weights travel in half precision, gradients are summed in float32. Inputs are left as they are: rotary angles
+    # would not survive the rounding.
+    policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
+    for module in (*blocks, *modules):
+        fully_shard(module, mesh=mesh, mp_policy=policy if bf16 else MixedPrecisionPolicy())
+
+
+def local(tensor: Tensor) -> Tensor:
+    """The part of a tensor that this rank holds."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """All of a tensor, on every rank."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def save_tensors(tensors: Mapping[str, Tensor], directory: Path) -> None:
+    """Write tensors as safetensors, each rank its own shards."""
+    writer = HuggingFaceStorageWriter(str(directory), save_distributed=True)
+    with _alone_is_fine():
+        save(dict(tensors), storage_writer=writer)
+
+
+def load_tensors(tensors: Mapping[str, Tensor], directory: Path) -> None:
+    """Fill tensors with what was written under their names, by however many ranks."""
+    with _alone_is_fine():
+        load(dict(tensors), storage_reader=HuggingFaceStorageReader(str(directory)))
+
+
+@contextmanager
+def whole_directory_of_all(target: Path, ranks: Ranks) -> Iterator[Path]:
+    """A directory that all ranks write into; on success it becomes `target`, which must not exist yet."""
+    unfinished = Path(ranks.agree(str(unfinished_directory(target)) if ranks.speaks else ""))
+    try:
+        yield unfinished
+        ranks.wait()
+        if ranks.speaks:
+            finish_directory(unfinished, target)
+        ranks.wait()
+    finally:
+        if ranks.speaks:
+            shutil.rmtree(unfinished, ignore_errors=True)
+
+
+@contextmanager
+def _alone_is_fine() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized")
+        yield

@@ -1,0 +1,75 @@
+"""The registers that the prior models, encoded once for the whole corpus (decision D19)."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from crocodil.corpus.shards import Programs
+from crocodil.distributed import Ranks, whole_directory_of_all
+from crocodil.progress import progress
+from crocodil.shapes import RegisterBank, TokenIds
+
+_FILE = "registers.npy"
+
+
+@dataclass(frozen=True)
+class CachedRegisters:
+    """The first registers of every program of a view, in its order, in half precision on disk."""
+
+    directory: Path
+
+    @cached_property
+    def bank(self) -> np.ndarray:
+        return np.load(self.directory / _FILE, mmap_mode="r")
+
+    def __len__(self) -> int:
+        return len(self.bank)
+
+    def batch(self, numbers: np.ndarray, device: str) -> Tensor:
+        return torch.from_numpy(np.asarray(self.bank[numbers])).to(device).float()
+
+
+@torch.no_grad()
+def cache_registers(
+    encode: Callable[[TokenIds], RegisterBank],
+    programs: Programs,
+    target: Path,
+    *,
+    shape: tuple[int, int],
+    batch_size: int,
+    ranks: Ranks,
+    bf16: bool = False,
+) -> CachedRegisters:
+    """Encode every program once, each rank its share; `target` appears whole or not at all.
+
+    `shape` is that of a kept bank: how many of the first registers, and their width.
+    """
+    if ranks.any(target.exists()):
+        return CachedRegisters(target)
+    share = ranks.share(range(len(programs)))
+    autocast = torch.autocast(ranks.device.split(":")[0], dtype=torch.bfloat16, enabled=bf16)
+    with (
+        whole_directory_of_all(target, ranks) as unfinished,
+        progress(f"encoding {target.name}", len(share), unit="programs", shown=ranks.speaks) as advance,
+        autocast,
+    ):
+        bank = _open_bank(unfinished / _FILE, (len(programs), *shape), ranks)
+        for start in range(share.start, share.stop, batch_size):
+            numbers = np.arange(start, min(start + batch_size, share.stop))
+            tokens = torch.from_numpy(programs.batch(numbers)).to(ranks.device)
+            bank[numbers] = encode(tokens)[:, : shape[0]].half().cpu().numpy()
+            advance(len(numbers))
+        bank.flush()
+    return CachedRegisters(target)
+
+
+def _open_bank(file: Path, shape: tuple[int, int, int], ranks: Ranks) -> np.memmap:
+    if ranks.speaks:
+        np.lib.format.open_memmap(file, mode="w+", dtype=np.float16, shape=shape)
+    ranks.wait()
+    return np.lib.format.open_memmap(file, mode="r+")

@@ -1,0 +1,110 @@
+"""What is written down of a run: metrics.jsonl, TensorBoard where it is installed, and a line for a person."""
+
+import json
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+from torch import Tensor
+
+from crocodil.progress import Advance
+from crocodil.training.work import Work
+
+METRICS_FILE = "metrics.jsonl"
+Row: TypeAlias = dict[str, Any]
+Log: TypeAlias = Callable[[Row], None]
+
+
+class Outcome(NamedTuple):
+    """Of one step; still on the device."""
+
+    losses: Tensor  # of every rank
+    gradient_norm: Tensor
+    learning_rate: float
+
+
+class Journal:
+    """Writes down each step, one step late: to wait for a loss would leave the device without work.
+
+    Nothing is saved of a step that was not looked at.
+    """
+
+    def __init__(
+        self, stage: str, work: Work, batch_size: int, matrix_rate: float, log: Log, advance: Advance
+    ) -> None:
+        self.stage, self.log, self.advance = stage, log, advance
+        self.tokens, self.use = batch_size * work.tokens, batch_size * work.flops / matrix_rate
+        self.pending: list[tuple[int, Outcome]] = []
+        self.last_at = time.perf_counter()
+
+    def add(self, step: int, outcome: Outcome) -> None:
+        self.pending.append((step, outcome))
+        while len(self.pending) > 1:
+            self._record(*self.pending.pop(0))
+
+    def catch_up(self) -> None:
+        while self.pending:
+            self._record(*self.pending.pop(0))
+
+    def _record(self, step: int, outcome: Outcome) -> None:
+        losses = outcome.losses.tolist()
+        for rank, loss in enumerate(losses):
+            if not math.isfinite(loss):
+                raise FloatingPointError(f"stage {self.stage}: loss {loss} at step {step} on rank {rank}")
+        loss, norm = sum(losses) / len(losses), outcome.gradient_norm.item()
+        seconds = time.perf_counter() - self.last_at
+        self.last_at += seconds
+        tokens_per_s, mfu = round(self.tokens / seconds), self.use / seconds
+        row = {"step": step + 1, "loss": loss, "gradient_norm": norm, "learning_rate": outcome.learning_rate}
+        self.log({**row, "step_s": round(seconds, 4), "tokens_per_s": tokens_per_s, "mfu": round(mfu, 4)})
+        self.advance(1, f"loss {loss:.3f}, {tokens_per_s:,} tokens/s, MFU {mfu:.0%}")
+
+
+@contextmanager
+def metrics_log(out: Path, first_step: int, *, written: bool = True) -> Iterator[Log]:
+    """Rows go to metrics.jsonl and TensorBoard; those of steps that will be done again are dropped first."""
+    if not written:
+        yield lambda row: None
+        return
+    file = out / METRICS_FILE
+    if file.exists():
+        rows = [line for line in file.read_text().splitlines() if _still_true(line, first_step)]
+        file.write_text("".join(f"{row}\n" for row in rows))
+    with file.open("a") as lines, _tensorboard(out / "tensorboard", first_step) as show:
+
+        def log(row: Row) -> None:
+            lines.write(json.dumps(row) + "\n")
+            lines.flush()
+            show(row)
+
+        yield log
+
+
+def _still_true(line: str, first_step: int) -> bool:
+    """A killed run may have logged past its checkpoint, and half a line."""
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return False
+    return row["step"] < first_step or (row["step"] == first_step and "loss" in row)
+
+
+@contextmanager
+def _tensorboard(directory: Path, first_step: int) -> Iterator[Log]:
+    if find_spec("tensorboard") is None:
+        yield lambda row: None
+        return
+    from torch.utils.tensorboard import SummaryWriter
+
+    with SummaryWriter(str(directory), purge_step=first_step) as writer:
+
+        def show(row: Row) -> None:
+            for name, value in row.items():
+                if name != "step":
+                    writer.add_scalar(name, value, row["step"])
+
+        yield show

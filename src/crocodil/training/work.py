@@ -1,0 +1,64 @@
+"""How much arithmetic a network does, and how fast a device could do it: what MFU is made of."""
+
+import time
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from crocodil.models.llada import LLaDAConfig
+from crocodil.models.register_denoiser import RegisterDenoiserConfig
+from crocodil.models.register_encoder import RegisterEncoderConfig
+from crocodil.seeding import generator_for
+
+LEARNING, PASSING, RESTING = 3, 2, 1  # a network that learns, that only hands gradients on, that needs none
+
+
+@dataclass(frozen=True)
+class Work:
+    """Of one sample in one training step."""
+
+    tokens: int
+    flops: float
+
+
+def demasker_flops(config: LLaDAConfig, *, positions: int, rows: float) -> float:
+    """One sample forward: the blocks, attention, and the head on `rows` of the text."""
+    kv_width = config.num_kv_heads * config.head_width
+    block = 2 * config.width**2 + 2 * config.width * kv_width + 3 * config.width * config.mlp_width
+    attention = 2 * positions * config.width
+    return 2 * (config.num_layers * positions * (block + attention) + rows * config.width * config.vocab_size)
+
+
+def encoder_flops(config: RegisterEncoderConfig, *, positions: int) -> float:
+    """One sample forward; causal attention is counted as a full one, which is what is computed."""
+    inner, kv_width = config.num_heads * config.head_width, config.num_kv_heads * config.head_width
+    block = 2 * config.width * (inner + kv_width) + 3 * config.width * config.mlp_width
+    return 2 * config.num_layers * positions * (block + 2 * positions * inner)
+
+
+def denoiser_flops(config: RegisterDenoiserConfig) -> float:
+    """One bank forward, with the condition's cross-attention where there is one."""
+    width, count, context = config.width, config.num_registers, config.condition_length
+    block = (4 + 2 * config.mlp_ratio) * width**2 + 2 * count * width
+    if context:
+        block += 2 * width**2 + 2 * context * width
+    return 2 * config.num_layers * (count * block + context * 2 * width**2)
+
+
+def matrix_rate(device: str) -> float:
+    """Floating-point operations a second that the device reaches on one large product in training's dtype."""
+    on_gpu = device.startswith("cuda")
+    size, dtype = (8192, torch.bfloat16) if on_gpu else (512, torch.float32)
+    matrix = torch.randn(size, size, device=device, dtype=dtype, generator=generator_for("matrix", device=device))
+    _seconds_of_products(matrix, 3)  # warm
+    return 10 * 2 * size**3 / _seconds_of_products(matrix, 10)
+
+
+def _seconds_of_products(matrix: Tensor, count: int) -> float:
+    started_at = time.perf_counter()
+    for _ in range(count):
+        matrix @ matrix
+    if matrix.is_cuda:
+        torch.cuda.synchronize()
+    return time.perf_counter() - started_at
