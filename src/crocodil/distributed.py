@@ -1,7 +1,7 @@
 """Several processes: who they are, how weights are shared among them, and a state that any number can load.
 
 PyTorch's own engine: torchrun starts the processes, FSDP2 shards weights, gradients and moments, DCP writes and
-reads the shards (as safetensors: its own format is a pickle). One process needs no group and pays for nothing here.
+reads the shards (as safetensors: its own format is a pickle). One process needs no group and pays for nothing.
 """
 
 import os
@@ -57,7 +57,8 @@ class Ranks:
         if self.count == 1:
             return value[None]
         values = value.new_zeros(self.count)
-        dist.all_gather_into_tensor(values, value[None])
+        values[self.rank] = value
+        dist.all_reduce(values)
         return values
 
     def wait(self) -> None:
@@ -83,7 +84,10 @@ def ranks(device: str) -> Iterator[Ranks]:
         torch.cuda.set_device(device)
     dist.init_process_group("cpu:gloo,cuda:nccl" if device.startswith("cuda") else "gloo")
     try:
-        yield Ranks(dist.get_rank(), dist.get_world_size(), device)
+        with warnings.catch_warnings():
+            # A network's output may be a view; FSDP2 only minds if somebody writes into it, which no loss does.
+            warnings.filterwarnings("ignore", "FSDP2-wrapped module")
+            yield Ranks(dist.get_rank(), dist.get_world_size(), device)
     finally:
         dist.destroy_process_group()
 

@@ -28,7 +28,7 @@ class Outcome(NamedTuple):
 
 
 class Journal:
-    """Writes down each step, one step late: to wait for a loss would leave the device without work.
+    """Writes down each step; on an accelerator one step late, since waiting for a loss would leave it idle.
 
     Nothing is saved of a step that was not looked at.
     """
@@ -43,11 +43,17 @@ class Journal:
 
     def add(self, step: int, outcome: Outcome) -> None:
         self.pending.append((step, outcome))
-        while len(self.pending) > 1:
-            self._record(*self.pending.pop(0))
+        self._record_all_but(1 if outcome.losses.is_cuda else 0)
 
-    def catch_up(self) -> None:
-        while self.pending:
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """While something else than steps is done; everything before is written down."""
+        self._record_all_but(0)
+        yield
+        self.last_at = time.perf_counter()
+
+    def _record_all_but(self, count: int) -> None:
+        while len(self.pending) > count:
             self._record(*self.pending.pop(0))
 
     def _record(self, step: int, outcome: Outcome) -> None:

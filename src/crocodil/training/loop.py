@@ -130,11 +130,11 @@ def train(
             evaluates = done or state.step % config.evaluate_every == 0
             saves = done or stopping or (state.step and state.step % config.save_every == 0)
             if evaluates or saves:
-                journal.catch_up()
-            if evaluates:
-                log({"step": state.step, **_evaluated(stage, state, config)})
-            if saves:
-                save(state, out / "checkpoints", keep=config.keep_checkpoints)
+                with journal.paused():
+                    if evaluates:
+                        log({"step": state.step, **_evaluated(stage, state, config)})
+                    if saves:
+                        save(state, out / "checkpoints", keep=config.keep_checkpoints)
             if done or stopping:
                 return state
             journal.add(state.step, take_step(stage, state, config))
@@ -240,9 +240,7 @@ def _average(state: TrainState, decay: float) -> None:
     """Young runs average over fewer steps: the first weights are noise."""
     decay = min(decay, state.step / (state.step + 10))
     with torch.no_grad():
-        averages, weights = (
-            [local(one) for one in some.values()] for some in (state.averages, state.parameters)
-        )
+        averages, weights = ([local(one) for one in some.values()] for some in (state.averages, state.parameters))
         torch._foreach_lerp_(averages, weights, 1 - decay)
 
 

@@ -1,0 +1,118 @@
+"""Two processes train what one process trains: losses, weights, registers; and one goes on where two stopped."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from crocodil.checkpoints import load_model
+from crocodil.corpus.shards import Corpus
+from crocodil.distributed import Ranks, ranks
+from crocodil.presets.training import tiny
+from crocodil.training import checkpointing
+from crocodil.training.loop import LoopConfig, start
+from crocodil.training.run import Place, base_stage, guided_stage, run_stage
+
+STAGES = ("base", "guided", "registers", "prior")
+
+
+def short(corpus):
+    """Few steps of every stage; the demasker is unfrozen half way through the guided one."""
+    run = tiny(corpus)
+    loop = replace(run.base_loop, num_steps=6, save_every=3, evaluate_every=100)
+    return replace(run, base_loop=loop, guided_loop=loop, prior_loop=loop, encoder_warmup_steps=3)
+
+
+def train_all(corpus, out, all_ranks):
+    for stage in STAGES:
+        assert run_stage(stage, short(corpus), Place(corpus, out, out, all_ranks))
+
+
+@pytest.fixture(scope="session")
+def by_one(corpus, tmp_path_factory):
+    out = tmp_path_factory.mktemp("one")
+    train_all(corpus, out, Ranks())
+    return out
+
+
+@pytest.fixture(scope="session")
+def by_two(corpus, tmp_path_factory):
+    out = tmp_path_factory.mktemp("two")
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone",
+        __file__, str(corpus.directory), str(out),
+    ]  # fmt: skip
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=240,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return out
+
+
+def losses(directory):
+    rows = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    return [row["loss"] for row in rows if "loss" in row]
+
+
+@pytest.mark.parametrize("stage", ["base", "guided", "prior"])
+def test_the_loss_curve_does_not_depend_on_the_number_of_ranks(by_one, by_two, stage):
+    assert losses(by_two / stage) == pytest.approx(losses(by_one / stage), rel=1e-4)
+
+
+def test_finished_models_agree(by_one, by_two):
+    for stage, module in (("base", "demasker"), ("guided", "encoder"), ("guided", "demasker")):
+        one, two = (load_model(out / stage / "model" / module) for out in (by_one, by_two))
+        assert type(one) is type(two)
+        for name, weight in one.state_dict().items():
+            assert torch.allclose(weight, two.state_dict()[name], atol=1e-4), name
+
+
+def test_ranks_cache_the_registers_that_one_would(by_one, by_two):
+    one, two = (np.load(out / "registers" / "train" / "registers.npy") for out in (by_one, by_two))
+    assert one.shape == two.shape
+    assert np.allclose(one, two, atol=2e-2)
+
+
+@pytest.mark.parametrize("build", [base_stage, guided_stage])
+def test_a_checkpoint_of_two_ranks_loads_in_one_process(corpus, by_one, by_two, build):
+    place = Place(corpus, by_two, by_two)
+    states = []
+    for out in (by_one, by_two):
+        stage, loop = build(short(corpus), place)
+        state = start(stage, loop)
+        assert checkpointing.restore(state, out / stage.name / "checkpoints")
+        states.append(state)
+    one, two = states
+    assert two.step == one.step == 6
+    for name, parameter in one.parameters.items():
+        assert torch.allclose(parameter, two.parameters[name], atol=1e-4), name
+        assert torch.allclose(one.averages[name], two.averages[name], atol=1e-4), name
+        moments, other = (state.optimiser.state[state.parameters[name]] for state in states)
+        assert set(moments) == set(other)
+        assert torch.allclose(moments["exp_avg"], other["exp_avg"], atol=1e-4), name
+
+
+def test_ranks_share_a_batch_without_gap_or_overlap():
+    places = range(8, 24)
+    shares = [list(Ranks(rank, 4).share(places)) for rank in range(4)]
+    assert [place for share in shares for place in share] == list(places)
+    assert {len(share) for share in shares} == {4}
+    config = LoopConfig(num_steps=1, batch_size=6, learning_rate=1.0, num_accumulated=2)
+    with pytest.raises(ValueError, match="2 ranks do not divide a micro-batch of 3"):
+        list(config.micro_batches(Ranks(0, 2)))
+
+
+if __name__ == "__main__":
+    with ranks("cpu") as all_ranks:
+        train_all(Corpus(sys.argv[1]), Path(sys.argv[2]), all_ranks)
