@@ -1,4 +1,4 @@
-"""What is computed from a judge's features: MAUVE and BERTScore. The judge itself is none of this module's business."""
+"""What is computed from the features that a judge gave: MAUVE and BERTScore. Knows no judge."""
 
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
@@ -25,10 +25,10 @@ KMEANS_RESTARTS, KMEANS_ITERATIONS = 5, 500
 def mauve(
     real: Float[Tensor, "N D"], fake: Float[Tensor, "M D"], *, seed: int, num_buckets: int | None = None
 ) -> float:
-    """MAUVE of two clouds of features, a text each: 1 where they cannot be told apart, near 0 where they are disjoint.
+    """MAUVE of two clouds of features, one a text: 1 where they are alike, near 0 where they do not meet.
 
-    The value depends on the number of texts and of buckets (a tenth of the texts unless given), and on the seed of the
-    clustering: compare at equal numbers, over several seeds, beside real against real.
+    The value depends on the number of texts and of buckets (a tenth of the texts unless given), and on the seed of
+    the clustering: compare at equal numbers, over several seeds, beside real against real.
     """
     buckets = num_buckets or max(2, round(min(len(real), len(fake)) / 10))
     return frontier_area(*quantise(real, fake, num_buckets=buckets, seed=seed))
@@ -37,7 +37,7 @@ def mauve(
 def frontier_area(real: Histogram, fake: Histogram) -> float:
     """The area under MAUVE's divergence frontier of two histograms.
 
-    For mixtures R of both, its points are (exp(-c KL(fake || R)), exp(-c KL(real || R))); they run from (1, 0) to (0, 1).
+    For mixtures R of both, its points are (exp(-c KL(fake || R)), exp(-c KL(real || R))), from (1, 0) to (0, 1).
     """
     weights = np.linspace(1e-6, 1 - 1e-6, FRONTIER_POINTS)[:, None]
     mixtures = weights * real + (1 - weights) * fake
@@ -102,11 +102,12 @@ class BertScore(NamedTuple):
 def bert_score(reference: EmbeddedTexts, found: EmbeddedTexts) -> BertScore:
     """How close every token's best match in the other text is, as a cosine (Zhang et al., 2020, arXiv:1904.09675).
 
-    Neither weighted by rarity nor rescaled. A text without any token scores 0.
+    Neither weighted by rarity nor rescaled. Where one text is empty, all is 0.
     """
     cosine = _directions(found) @ _directions(reference).transpose(1, 2)
-    precision = _mean_over(cosine.amax(dim=2), found.counted)
-    recall = _mean_over(cosine.amax(dim=1), reference.counted)
+    neither_empty = found.counted.any(dim=1) & reference.counted.any(dim=1)
+    precision = _mean_over(cosine.amax(dim=2), found.counted) * neither_empty
+    recall = _mean_over(cosine.amax(dim=1), reference.counted) * neither_empty
     both = precision + recall
     return BertScore(precision, recall, 2 * precision * recall / both.where(both != 0, 1))
 

@@ -1,7 +1,7 @@
 """How well a demasker knows held-out text: accuracy by mask probability, and a bound on its likelihood (Sec. 5).
 
-A demasker enters as a function that already holds its registers, if it has any. Given registers, the bound is one on
-log p(x | z): it says what they are worth, and is not to be set beside the base's log p(x) as if z cost nothing.
+A demasker enters as a function that already holds its registers, if it has any. Given registers, the bound is one
+on log p(x | z): it says what they are worth, and does not compare with log p(x) as if z cost nothing.
 """
 
 import math
@@ -79,11 +79,11 @@ def negative_elbo(
 ) -> Float[Tensor, "B"]:
     """An upper bound on -log p(x_0) of every sequence in nats, estimated without bias from `num_draws` maskings.
 
-    It is Eq. 5 over all times. Hiding exactly l of N tokens, with l uniform over 1..N and weight N / l, has the same
-    mean as hiding each with probability t and weight 1 / t, and a smaller variance (LLaDA, arXiv:2502.09992, App. A);
-    nor does it cut off the times near 0. The draws of a sequence spread evenly over l.
+    It is Eq. 5 over all times. Hiding exactly l of N tokens, with l uniform over 1..N and weight N / l, has the
+    same mean as hiding each with probability t and weight 1 / t, varies less, and needs no smallest t: so LLaDA
+    measures likelihoods (arXiv:2502.09992). The draws of a sequence spread evenly over l.
 
-    The end tokens that fill a canvas belong to the sequence: where a text ends is part of what a model must know.
+    The end tokens that fill a canvas belong to the sequence: where a text ends is part of what must be known.
     """
     num_tokens = tokens.shape[1]
     anywhere = torch.ones_like(tokens, dtype=torch.bool)

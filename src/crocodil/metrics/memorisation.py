@@ -1,13 +1,13 @@
 """How much of a sample is copied: the longest run of its tokens that also stands in the training tokens.
 
 One pass over the training tokens, a few million at a time, finds the stretches in which every window of `shortest`
-tokens stands in some sample; boilerplate that comes a million times is kept once. What is left is small. There, windows
-grow by a token a round until none is shared. Windows are compared by 64-bit fingerprints, and the runs that these find
-once more token by token.
+tokens stands in some sample; boilerplate that comes a million times is kept once. What is left is small. There,
+windows grow by a token a round until none is shared. Windows are compared by 64-bit fingerprints, and the runs that
+these find once more token by token.
 
-With T training tokens: O(T) time for the pass; then as many rounds as the longest run has tokens, each smaller than the
-one before; a few hundred MiB beside the samples and the stretches. It takes arrays, memory-mapped or not, and opens no
-file.
+With T training tokens: O(T) time for the pass; then as many rounds as the longest run has tokens, each smaller than
+the one before; a few hundred MiB beside the samples and the stretches. It takes arrays, memory-mapped or not, and
+opens no file.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -126,8 +126,8 @@ def _short(fingerprints: Fingerprints) -> Fingerprints:
 class _Text:
     """Sequences of tokens, one after the other, with the fingerprint of any window at hand.
 
-    The fingerprint of tokens a, b, c ... is r(a) + r(b) B + r(c) B^2 + ... modulo 2^64, with random numbers r and an odd
-    B: a difference of two running sums, divided by a power of B.
+    The fingerprint of tokens a, b, c ... is r(a) + r(b) B + r(c) B^2 + ... modulo 2^64, with random numbers r and
+    an odd B: a difference of two running sums, divided by a power of B.
     """
 
     def __init__(self, parts: Sequence[NDArray]) -> None:

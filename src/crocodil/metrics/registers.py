@@ -35,7 +35,7 @@ class RegisterPRDC(NamedTuple):
 
 
 def prdc(real: Features, fake: Float[Tensor, "M D"], *, nearest: int = 5) -> PRDC:
-    """A neighbourhood is the open ball around a sample that reaches its `nearest`-th neighbour of the same kind."""
+    """A neighbourhood is the open ball around a sample that reaches its `nearest`-th neighbour of its own kind."""
     real, fake = real.double(), fake.double()  # float32 distances of close points are mostly rounding
     real_radii, fake_radii = _radii(real, nearest), _radii(fake, nearest)
     balls_around_fake = torch.zeros(len(fake), dtype=torch.float64, device=fake.device)
@@ -97,6 +97,6 @@ def squared_error_by_time(
 def psnr_by_time(
     denoise: Denoise, registers: RegisterBank, times: Iterable[float], *, streams: Streams, peak: float = 1.0
 ) -> dict[float, float]:
-    """PSNR(g_psi(z_t, t), z_0) as a function of t (App. E): the PSNR of the mean squared error over all samples."""
+    """PSNR(g_psi(z_t, t), z_0) as a function of t (App. E): of the mean squared error over all samples."""
     errors = squared_error_by_time(denoise, registers, times, streams=streams)
     return {time: psnr(error, peak=peak) for time, error in errors.items()}

@@ -1,7 +1,6 @@
 """The headline number, as a function: how many times cheaper a method is at the quality of the base (Sec. 5).
 
-Quality is three things at once. MAUVE and Gen-PPL can each be won by text that nobody wants, Gen-PPL most easily by
-repetition, which the entropy shows.
+Quality is three things at once. Gen-PPL alone is best for text that repeats itself, which the entropy shows.
 """
 
 from collections.abc import Sequence
@@ -60,7 +59,7 @@ def speedup_at_matched_quality(
 
 
 def matches(point: QualityPoint, target: QualityPoint, *, real_entropy: float) -> bool:
-    """Whether a point is no worse than the target in MAUVE and Gen-PPL, and its entropy no further from real text's.
+    """No worse than the target in MAUVE and in Gen-PPL, and an entropy no further from that of real text.
 
     "No worse" allows for the spread of the target, not of the point: noise is no merit.
     """

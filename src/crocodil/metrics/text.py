@@ -1,6 +1,6 @@
 """What generated text looks like from outside: errors, diversity, repetition, whether it is Python.
 
-Samples come as lists of tokens that end where the text ends: what fills a canvas after it would count as repetition.
+Samples are lists of tokens that end where the text ends: what fills a canvas after it would count as repetition.
 """
 
 import ast
@@ -31,7 +31,7 @@ def character_error_rate(reference: str, found: str) -> float:
 
 
 def token_entropy(samples: Sequence[Tokens]) -> float:
-    """Entropy of the tokens within a sample in nats, averaged over samples: low where samples repeat themselves."""
+    """Entropy of the tokens of a sample in nats, averaged over samples: low where samples repeat themselves."""
     return _mean(map(_entropy, samples))
 
 
