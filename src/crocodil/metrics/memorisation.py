@@ -2,12 +2,12 @@
 
 One pass over the training tokens, a few million at a time, finds the stretches in which every window of `shortest`
 tokens stands in some sample; boilerplate that comes a million times is kept once. What is left is small. There,
-windows grow by a token a round until none is shared. Windows are compared by 64-bit fingerprints, and the runs that
-these find once more token by token.
+windows grow by a token a round until none is shared. Windows are compared by 64-bit fingerprints, and the runs so
+found once more token by token.
 
-With T training tokens: O(T) time for the pass; then as many rounds as the longest run has tokens, each smaller than
-the one before; a few hundred MiB beside the samples and the stretches. It takes arrays, memory-mapped or not, and
-opens no file.
+With T training tokens: O(T) time for the pass; then as many rounds as the longest run has tokens, each smaller
+than the one before; a few hundred MiB beside the samples and the stretches. It takes arrays, memory-mapped or not,
+and opens no file.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
