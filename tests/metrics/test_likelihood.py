@@ -26,11 +26,17 @@ class World:
         marginals = torch.einsum("bs,snv->bnv", weights, F.one_hot(self.sequences, SYMBOLS).double())
         return (marginals / weights.sum(dim=1)[:, None, None]).log()[rows]
 
-    def bounds(self, *, num_draws, num_runs=1):
-        """Of every sequence, in several runs."""
+    def bounds(self, *, num_draws, num_runs=1, num_given=0):
+        """Of every sequence, in several runs, given its first tokens."""
         tokens = self.sequences.repeat(num_runs, 1)
-        streams = tiny.streams(len(tokens))
-        found = negative_elbo(self.demask, tokens, mask_id=HIDE, streams=streams, num_draws=num_draws)
+        found = negative_elbo(
+            self.demask,
+            tokens,
+            mask_id=HIDE,
+            streams=tiny.streams(len(tokens)),
+            given=(torch.arange(LENGTH) < num_given).expand_as(tokens),
+            num_draws=num_draws,
+        )
         return found.view(num_runs, len(self.sequences))
 
 
@@ -50,6 +56,17 @@ def test_a_demasker_that_knows_the_conditionals_makes_the_bound_tight(world):
     error = bounds.std(dim=0) / math.sqrt(400)
     assert error.mean() < 0.04
     assert ((bounds.mean(dim=0) + world.probs.log()).abs() < 4 * error).all()
+
+
+def test_what_is_given_costs_nothing():
+    world = entangled()
+    bounds = world.bounds(num_draws=16, num_runs=200, num_given=1)
+    marginal = world.probs.view(SYMBOLS, -1).sum(dim=1).repeat_interleave(SYMBOLS ** (LENGTH - 1))
+    error = bounds.std(dim=0) / math.sqrt(200)
+    assert ((bounds.mean(dim=0) + (world.probs / marginal).log()).abs() < 4 * error).all()
+    last = world.probs / world.probs.view(-1, SYMBOLS).sum(dim=1).repeat_interleave(SYMBOLS)
+    assert torch.allclose(world.bounds(num_draws=1, num_given=LENGTH - 1)[0], -last.log())
+    assert (world.bounds(num_draws=1, num_given=LENGTH) == 0).all()
 
 
 def test_where_all_tokens_cost_the_same_a_single_masking_is_exact():

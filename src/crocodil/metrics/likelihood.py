@@ -75,7 +75,13 @@ def demasking_accuracy(
 
 @torch.no_grad()
 def negative_elbo(
-    demask: Demask, tokens: TokenIds, *, mask_id: int, streams: Streams, num_draws: int = 128
+    demask: Demask,
+    tokens: TokenIds,
+    *,
+    mask_id: int,
+    streams: Streams,
+    given: Positions | None = None,
+    num_draws: int = 128,
 ) -> Float[Tensor, "B"]:
     """An upper bound on -log p(x_0) of every sequence in nats, estimated without bias from `num_draws` maskings.
 
@@ -83,17 +89,18 @@ def negative_elbo(
     same mean as hiding each with probability t and weight 1 / t, varies less, and needs no smallest t: so LLaDA
     measures likelihoods (arXiv:2502.09992). The draws of a sequence spread evenly over l.
 
-    The end tokens that fill a canvas belong to the sequence: where a text ends is part of what must be known.
+    What is `given`, the beginning token say, is never hidden, and the likelihood is that of the rest. The end tokens
+    that fill a canvas belong to the sequence: where a text ends is part of what must be known.
     """
-    num_tokens = tokens.shape[1]
-    anywhere = torch.ones_like(tokens, dtype=torch.bool)
+    may_hide = torch.ones_like(tokens, dtype=torch.bool) if given is None else ~given
+    num_tokens = may_hide.sum(dim=1)
     shift = streams.at("shift").uniform(dtype=torch.float64)
     total = torch.zeros_like(shift)
     for draw in range(num_draws):
         time = (draw + shift) / num_draws
         num_hidden = (time * num_tokens).long().clamp(max=num_tokens - 1) + 1
-        order = streams.at("order", draw).uniform(num_tokens, dtype=torch.float64)
-        hidden = highest(order, among=anywhere, count=num_hidden)
+        order = streams.at("order", draw).uniform(tokens.shape[1], dtype=torch.float64)
+        hidden = highest(order, among=may_hide, count=num_hidden)
         row_logits = demask(tokens.masked_fill(hidden, mask_id), hidden)
         nats = F.cross_entropy(row_logits.float(), tokens[hidden], reduction="none").double()
         weights = (num_tokens / num_hidden)[:, None].expand_as(hidden)[hidden]

@@ -56,9 +56,10 @@ def longest_training_runs(
         names, mine = np.unique(own.fingerprints(own_starts, length), return_inverse=True)
         theirs = _number_of(known.fingerprints(known_starts, length), names)
         known_starts, theirs = known_starts[theirs >= 0], theirs[theirs >= 0]
-        where = np.full(len(names), -1)
-        where[theirs] = known_starts  # one of the places, no matter which
-        own_starts, others = own_starts[where[mine] >= 0], where[mine][where[mine] >= 0]
+        known_at = np.full(len(names), -1)
+        known_at[theirs] = known_starts  # one of the places, no matter which
+        others = known_at[mine]
+        own_starts, others = own_starts[others >= 0], others[others >= 0]
         _, first = np.unique(own.part_of(own_starts), return_index=True)  # one window of every sample that has any
         for start, other in zip(own_starts[first].tolist(), others[first].tolist(), strict=True):
             assert np.array_equal(own.tokens[start : start + length], known.tokens[other : other + length])
@@ -95,10 +96,9 @@ def _shared_stretches(windows: Fingerprints, training: Iterable[NDArray], size: 
     seen: set[bytes] = set()
     for source, tokens in enumerate(training):
         starts = _shared_starts(windows, may_occur, tokens, size)
-        ends = np.flatnonzero(np.diff(starts, append=-1) != 1)
-        firsts = np.r_[0, ends[:-1] + 1] if len(ends) else ends
+        firsts, lasts = starts[np.diff(starts, prepend=-2) != 1], starts[np.diff(starts, append=-2) != 1]
         plain = np.asarray(tokens)  # a memory map is slow to slice
-        for place, stop in zip(starts[firsts].tolist(), (starts[ends] + size).tolist(), strict=True):
+        for place, stop in zip(firsts.tolist(), (lasts + size).tolist(), strict=True):
             content = plain[place:stop].tobytes()
             if content not in seen:
                 seen.add(content)

@@ -68,7 +68,7 @@ def _radii(features: Features, nearest: int) -> Float[Tensor, "N"]:
     if not 1 <= nearest < len(features):
         raise ValueError(f"{len(features)} samples have no neighbour number {nearest}")
     distances = (torch.cdist(some, features) for some in features.split(ROWS_AT_ONCE))
-    return torch.cat([some.kthvalue(nearest + 1, dim=1).values for some in distances])
+    return torch.cat([some.topk(nearest + 1, largest=False).values[:, -1] for some in distances])
 
 
 def psnr(squared_error: float, *, peak: float = 1.0) -> float:
