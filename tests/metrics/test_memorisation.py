@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from crocodil.metrics import Run, longest_training_runs, memorisation
+from crocodil.metrics import Run, longest_training_runs, memorisation, share_copied
 
 
 def longest_by_brute_force(sample, training):
@@ -42,8 +42,10 @@ def test_a_copy_is_as_long_as_its_sample_and_says_where_it_comes_from():
     training = [rng.integers(0, 8192, size=5000).astype(np.uint16) for _ in range(2)]
     whole, part = training[1][700:956], rng.integers(0, 8192, size=256)
     part[100:140] = training[0][60:100]
-    found = longest_training_runs([whole.tolist(), part.tolist(), part[:100].tolist()], training)
-    assert found == [Run(256, 0, 1, 700), Run(40, 100, 0, 60), Run()]
+    samples = [whole.tolist(), part.tolist(), part[:100].tolist(), []]
+    found = longest_training_runs(samples, training)
+    assert found == [Run(256, 0, 1, 700), Run(40, 100, 0, 60), Run(), Run()]
+    assert share_copied(samples, found) == 0.25
 
 
 def test_boilerplate_that_comes_a_thousand_times_is_kept_once():

@@ -16,7 +16,7 @@ from crocodil.metrics.likelihood import (
     negative_elbo,
     perplexity_bound,
 )
-from crocodil.metrics.memorisation import Run, longest_training_runs
+from crocodil.metrics.memorisation import Run, longest_training_runs, share_copied
 from crocodil.metrics.registers import (
     PRDC,
     RegisterPRDC,
@@ -66,6 +66,7 @@ __all__ = [
     "psnr_by_time",
     "quantise",
     "self_repetition",
+    "share_copied",
     "share_that_parses",
     "speedup_at_matched_quality",
     "squared_error_by_time",

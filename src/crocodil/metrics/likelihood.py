@@ -89,8 +89,8 @@ def negative_elbo(
     same mean as hiding each with probability t and weight 1 / t, varies less, and needs no smallest t: so LLaDA
     measures likelihoods (arXiv:2502.09992). The draws of a sequence spread evenly over l.
 
-    What is `given`, the beginning token say, is never hidden, and the likelihood is that of the rest. The end tokens
-    that fill a canvas belong to the sequence: where a text ends is part of what must be known.
+    What is `given`, the beginning token say, is never hidden, and the likelihood is that of the rest. The end
+    tokens that fill a canvas belong to the sequence: where a text ends is part of what must be known.
     """
     may_hide = torch.ones_like(tokens, dtype=torch.bool) if given is None else ~given
     num_tokens = may_hide.sum(dim=1)

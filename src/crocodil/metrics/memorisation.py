@@ -10,6 +10,7 @@ than the one before; a few hundred MiB beside the samples and the stretches. It 
 and opens no file.
 """
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from typing import NamedTuple, TypeAlias
@@ -38,7 +39,7 @@ class Run(NamedTuple):
 def longest_training_runs(
     samples: Sequence[Sequence[int]], training: Iterable[NDArray], *, shortest: int = 16
 ) -> list[Run]:
-    """For every sample its longest run of at least `shortest` tokens; a sample as long as its run is a copy.
+    """For every sample its longest run of at least `shortest` tokens.
 
     Each training array counts as one text: a run across the border of two of its documents counts too, which can
     only overstate the copying.
@@ -67,6 +68,12 @@ def longest_training_runs(
             runs[sample] = Run(length, offset, stretches[stretch].source, stretches[stretch].place + beyond)
         own_starts, known_starts, length = _longer(own_starts), _longer(known_starts), length + 1
     return runs
+
+
+def share_copied(samples: Sequence[Sequence[int]], runs: Sequence[Run]) -> float:
+    """The share of samples that stand in the training tokens as a whole; too short ones were not looked for."""
+    copied = [run.length == len(sample) > 0 for sample, run in zip(samples, runs, strict=True)]
+    return sum(copied) / len(copied) if copied else math.nan
 
 
 def _longer(starts: Places) -> Places:
