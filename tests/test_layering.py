@@ -29,6 +29,8 @@ ARROWS_INSIDE = {("models.demasker", "models.llada")}  # the only ones between m
 DOORS = {
     "transformers": {"models.register_encoder", "tokenization", "checkpoints", "judges"},
     "datasets": {"corpus"},
+    "faiss": {"metrics"},
+    "rapidfuzz": {"metrics"},
     "torch.distributed": {"distributed"},
     "matplotlib": {"figures"},
     "typer": {"cli"},

@@ -1,0 +1,175 @@
+import itertools
+import math
+
+import pytest
+import tiny
+import torch
+import torch.nn.functional as F
+from tiny import MASK, VOCAB
+
+from crocodil.metrics import Accuracy, accuracy, bits_per_byte, demasking_accuracy, negative_elbo, perplexity_bound
+from crocodil.seeding import Streams
+
+LENGTH, SYMBOLS, HIDE = 4, 3, 3  # all sequences of four symbols out of three; HIDE is the mask
+
+
+class World:
+    """A known law over all short sequences, and the demasker that knows its conditionals exactly."""
+
+    def __init__(self, probs):
+        self.sequences = torch.tensor(list(itertools.product(range(SYMBOLS), repeat=LENGTH)))
+        self.probs = probs.double() / probs.sum()
+
+    def demask(self, noisy_tokens, rows):
+        agrees = (noisy_tokens[:, None] == HIDE) | (noisy_tokens[:, None] == self.sequences)
+        weights = self.probs * agrees.all(dim=2)
+        marginals = torch.einsum("bs,snv->bnv", weights, F.one_hot(self.sequences, SYMBOLS).double())
+        return (marginals / weights.sum(dim=1)[:, None, None]).log()[rows]
+
+    def bounds(self, *, num_draws, num_runs=1, num_given=0):
+        """Of every sequence, in several runs, given its first tokens."""
+        tokens = self.sequences.repeat(num_runs, 1)
+        found = negative_elbo(
+            self.demask,
+            tokens,
+            mask_id=HIDE,
+            streams=tiny.streams(len(tokens)),
+            given=(torch.arange(LENGTH) < num_given).expand_as(tokens),
+            num_draws=num_draws,
+        )
+        return found.view(num_runs, len(self.sequences))
+
+
+def independent():
+    marginals = torch.tensor([[0.7, 0.2, 0.1], [0.4, 0.3, 0.3], [0.1, 0.1, 0.8], [0.5, 0.25, 0.25]])
+    sequences = torch.tensor(list(itertools.product(range(SYMBOLS), repeat=LENGTH)))
+    return World(marginals[torch.arange(LENGTH), sequences].prod(dim=1))
+
+
+def entangled():
+    return World(tiny.streams(SYMBOLS**LENGTH, "law").normal().exp().square())
+
+
+@pytest.mark.parametrize("world", [independent(), entangled()], ids=["independent", "entangled"])
+def test_a_demasker_that_knows_the_conditionals_makes_the_bound_tight(world):
+    bounds = world.bounds(num_draws=16, num_runs=400)
+    error = bounds.std(dim=0) / math.sqrt(400)
+    assert error.mean() < 0.04
+    assert ((bounds.mean(dim=0) + world.probs.log()).abs() < 4 * error).all()
+
+
+def test_what_is_given_costs_nothing():
+    world = entangled()
+    bounds = world.bounds(num_draws=16, num_runs=200, num_given=1)
+    marginal = world.probs.view(SYMBOLS, -1).sum(dim=1).repeat_interleave(SYMBOLS ** (LENGTH - 1))
+    error = bounds.std(dim=0) / math.sqrt(200)
+    assert ((bounds.mean(dim=0) + (world.probs / marginal).log()).abs() < 4 * error).all()
+    last = world.probs / world.probs.view(-1, SYMBOLS).sum(dim=1).repeat_interleave(SYMBOLS)
+    assert torch.allclose(world.bounds(num_draws=1, num_given=LENGTH - 1)[0], -last.log())
+    assert (world.bounds(num_draws=1, num_given=LENGTH) == 0).all()
+
+
+def test_where_all_tokens_cost_the_same_a_single_masking_is_exact():
+    uniform = World(torch.ones(SYMBOLS**LENGTH))
+    for num_draws in (1, 3):
+        bounds = uniform.bounds(num_draws=num_draws)
+        assert torch.allclose(bounds, torch.tensor(LENGTH * math.log(3)).double())
+
+
+def test_a_demasker_that_ignores_what_it_sees_pays_for_it():
+    world, ignorant = entangled(), independent()
+    streams = tiny.streams(SYMBOLS**LENGTH)
+    bound = negative_elbo(ignorant.demask, world.sequences, mask_id=HIDE, streams=streams, num_draws=64)
+    assert world.probs @ bound > world.probs @ -world.probs.log() + 0.1
+
+
+def test_spreading_the_draws_makes_the_bound_steadier():
+    world = entangled()
+    together, alone = (world.bounds(num_draws=count, num_runs=400).var(dim=0).mean() for count in (8, 1))
+    assert together < 0.9 * alone / 8
+
+
+def test_the_bound_is_the_mean_of_the_training_loss():
+    """Hiding l tokens with weight N / l, and hiding with probability t and weight 1 / t, are the same bound."""
+    model, tokens = tiny.llada(), tiny.programs(1, 6).expand(4000, -1)
+    streams = tiny.streams(4000)
+    exact = negative_elbo(
+        lambda noisy, rows: model(noisy, rows=rows), tokens, mask_id=MASK, streams=streams, num_draws=4
+    ).mean()
+    time = (torch.arange(4000) + 0.5) / 4000
+    hidden = streams.at("mask").uniform(6) < time[:, None]
+    with torch.no_grad():
+        logits = model(tokens.masked_fill(hidden, MASK), rows=hidden)
+    losses = F.cross_entropy(logits, tokens[hidden], reduction="none")
+    assert ((1 / time)[:, None].expand(-1, 6)[hidden] * losses).sum().item() / 4000 == pytest.approx(
+        exact.item(), rel=0.03
+    )
+
+
+def test_a_sequence_has_the_same_bound_in_any_batch():
+    model, tokens = tiny.llada(), tiny.programs(5, 12)
+
+    def bound(tokens, streams):
+        return negative_elbo(
+            lambda noisy, rows: model(noisy, rows=rows), tokens, mask_id=MASK, streams=streams, num_draws=4
+        )
+
+    together = bound(tokens, tiny.streams(5))
+    alone = torch.cat([bound(tokens[i : i + 1], tiny.streams(5)[torch.tensor([i])]) for i in range(5)])
+    assert torch.allclose(together, alone, rtol=1e-5)
+
+
+def test_nats_become_perplexity_and_bits():
+    nats = 100 * math.log(50)
+    assert perplexity_bound(nats, 100) == pytest.approx(50)
+    assert bits_per_byte(8 * math.log(2), 4) == pytest.approx(2)
+
+
+def test_accuracy_is_cross_entropy_and_top_1():
+    logits = tiny.streams(50).normal(VOCAB)
+    targets = torch.where(torch.arange(50) % 3 == 0, logits.argmax(dim=1), torch.arange(50) % VOCAB)
+    found = accuracy(logits, targets)
+    assert found.cross_entropy == pytest.approx(F.cross_entropy(logits, targets).item())
+    assert found.top1 == pytest.approx((logits.argmax(dim=1) == targets).float().mean().item())
+
+
+def test_accuracies_of_batches_add_up_whatever_their_sizes():
+    logits, targets = tiny.streams(50).normal(VOCAB), torch.arange(50) % VOCAB
+    parts = [accuracy(logits[part], targets[part]) for part in (slice(0, 7), slice(7, 7), slice(7, 50))]
+    found, whole = sum(parts, Accuracy()), accuracy(logits, targets)
+    assert found.cross_entropy == pytest.approx(whole.cross_entropy)
+    assert found.top1 == whole.top1
+
+
+def test_nothing_hidden_has_no_accuracy():
+    assert math.isnan(Accuracy().cross_entropy)
+    assert math.isnan(Accuracy().top1)
+
+
+def test_accuracy_by_mask_probability_looks_at_hidden_positions_only():
+    tokens, seen = tiny.programs(500, 12), []
+
+    def know_nothing(noisy_tokens, rows):
+        assert torch.equal(rows, noisy_tokens == MASK)
+        seen.append(rows.float().mean().item())
+        return torch.zeros(int(rows.sum()), VOCAB)
+
+    for prob in (0.1, 0.9, 1.0):
+        found = demasking_accuracy(know_nothing, tokens, prob, mask_id=MASK, streams=tiny.streams(500))
+        assert found.cross_entropy == pytest.approx(math.log(VOCAB))
+    assert seen == pytest.approx([0.1, 0.9, 1.0], abs=0.02)
+
+
+def test_validation_while_training_gives_the_same_numbers():
+    """The held-out streams of `training.stages`, so that its history can be set beside these."""
+    from crocodil.processes.masking import mask_tokens
+    from crocodil.training.stages import judged
+
+    model, tokens = tiny.llada(), tiny.programs(16, 12)
+    streams = Streams.of("valid", samples=range(16))
+    found = demasking_accuracy(
+        lambda noisy, rows: model(noisy, rows=rows), tokens, 0.5, mask_id=MASK, streams=streams
+    )
+    noisy, hidden = mask_tokens(tokens, torch.full((16,), 0.5), mask_id=MASK, streams=streams.at("0.5"))
+    expected = judged(model(noisy, rows=hidden), tokens[hidden], "")
+    assert [found.cross_entropy, found.top1] == pytest.approx(list(expected.values()))

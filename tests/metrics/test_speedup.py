@@ -1,0 +1,85 @@
+from dataclasses import replace
+
+import pytest
+
+from crocodil.metrics import Measured, QualityPoint, speedup_at_matched_quality
+
+REAL_ENTROPY = 4.0
+
+
+def point(calls, mauve, gen_ppl, entropy=3.9, *, extra=0.0, spread=(0.02, 1.0)):
+    return QualityPoint(
+        calls=calls,
+        nfe=calls + extra,
+        mauve=Measured(mauve, spread[0]),
+        gen_ppl=Measured(gen_ppl, spread[1]),
+        entropy=entropy,
+    )
+
+
+BASE = [point(16, 0.05, 90), point(64, 0.3, 40), point(256, 0.55, 24), point(512, 0.62, 19.4)]
+
+
+def speedup(method, base=BASE):
+    return speedup_at_matched_quality(base, method, calls=512, real_entropy=REAL_ENTROPY)
+
+
+def test_the_papers_example_is_13_times():
+    within = [point(8, 0.3, 30, extra=8), point(32, 0.6, 14.3, extra=8), point(128, 0.7, 13, extra=8)]
+    found = speedup(within)
+    assert found is not None
+    assert found.factor == pytest.approx(512 / 40)
+    assert (found.base, found.method) == (BASE[3], within[1])
+
+
+def test_the_cheapest_match_counts_in_whatever_order_points_come():
+    method = [point(256, 0.7, 15), point(64, 0.65, 18), point(128, 0.68, 16)]
+    assert speedup(method).factor == speedup(method[::-1]).factor == 8
+
+
+def test_the_cost_of_the_prior_counts():
+    assert speedup([point(32, 0.7, 15)]).factor == 16
+    assert speedup([point(32, 0.7, 15, extra=32)]).factor == 8
+
+
+@pytest.mark.parametrize(
+    "worse",
+    [
+        point(32, 0.59, 15),  # MAUVE
+        point(32, 0.7, 20.5),  # Gen-PPL
+        point(32, 0.7, 2.0, entropy=2.0),  # repeats itself: Gen-PPL is superb
+        point(32, 0.7, 15, entropy=4.2),  # more random than real text
+    ],
+    ids=["MAUVE", "Gen-PPL", "collapsed", "scattered"],
+)
+def test_a_point_that_is_worse_in_one_thing_does_not_match(worse):
+    assert speedup([worse]) is None
+    assert speedup([worse, point(256, 0.7, 15)]).factor == 2
+
+
+def test_a_difference_within_the_spread_of_the_base_is_none():
+    assert speedup([point(32, 0.601, 20.3)]).factor == 16
+    certain = [*BASE[:3], replace(BASE[3], mauve=Measured(0.62, 0.0), gen_ppl=Measured(19.4, 0.0))]
+    assert speedup([point(32, 0.601, 20.3)], certain) is None
+    assert speedup([point(32, 0.62, 19.4)], certain).factor == 16
+
+
+def test_noise_in_the_method_is_no_merit():
+    assert speedup([point(32, 0.5, 30, spread=(1.0, 100.0))]) is None
+
+
+def test_the_base_matches_itself_and_shows_where_it_stops_improving():
+    assert speedup(BASE).factor == 1
+    saturated = [point(128, 0.61, 19.9), *BASE]
+    assert speedup(saturated, saturated).factor == 4
+
+
+def test_the_base_must_have_been_measured_there():
+    with pytest.raises(ValueError, match=r"not measured at 512 calls: \[16, 64, 256\]"):
+        speedup(BASE, BASE[:3])
+
+
+def test_a_spread_takes_several_runs():
+    assert Measured.over([1.0, 2.0, 3.0]) == (2.0, 1.0)
+    with pytest.raises(ValueError, match="at least two runs"):
+        Measured.over([1.0])
