@@ -3,9 +3,9 @@
     python benchmarks/training.py [--preset small] [--steps 30] [--batch 512]
     python benchmarks/training.py --preset paper-one-gpu --steps 8 --batch 16     # 8B-shaped, random weights, LoRA
 
-Runs the real stages on programs of random tokens, so neither corpus nor checkpoint is needed. MFU is the arithmetic of
-the networks (see training/work.py; what is recomputed does not count) over what the same device reaches on one large
-bf16 product.
+Runs the real stages on programs of random tokens, so neither corpus nor checkpoint is needed. MFU is the work of
+the networks (see training/work.py; what is recomputed does not count) over what the same device reaches on one
+large bf16 product.
 """
 
 import argparse
@@ -156,9 +156,7 @@ def measure_stages(options, scratch: Path, ranks: Ranks, rate: float) -> None:
             bf16=ranks.device == "cuda",
         )
     stage, loop = prior_stage(run, place)
-    measure(
-        "prior, cached registers", stage, loop, options.steps, ranks, rate=rate, estimated=expected["prior"]
-    )
+    measure("prior, cached registers", stage, loop, options.steps, ranks, rate=rate, estimated=expected["prior"])
 
 
 if __name__ == "__main__":

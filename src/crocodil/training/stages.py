@@ -7,11 +7,10 @@ these are, and every random draw, follow from the seed, the step and the place a
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from crocodil.corpus.order import Order
@@ -29,13 +28,18 @@ from crocodil.objectives import (
     guided_loss,
     prior_loss,
 )
-from crocodil.processes.gaussian import add_noise
-from crocodil.processes.masking import mask_tokens, stratified_times
+from crocodil.processes.masking import stratified_times
 from crocodil.seeding import Streams
 from crocodil.tokenization import Retokenizer
 from crocodil.training.cached_registers import CachedRegisters
 from crocodil.training.loop import Phase
 from crocodil.training.lora import learned_parameters
+from crocodil.training.validation import (
+    accuracy_by_mask_prob,
+    denoising_by_time,
+    gap_of_drawn,
+    half_hidden,
+)
 from crocodil.training.work import (
     LEARNING,
     PASSING,
@@ -45,9 +49,6 @@ from crocodil.training.work import (
     denoiser_flops,
     encoder_flops,
 )
-
-MASK_PROBS = (0.1, 0.5, 0.9, 1.0)  # where validation looks
-TIMES = (0.1, 0.3, 0.5, 0.7, 0.9)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,11 +134,11 @@ class BaseStage:
         )
 
     def evaluate(self) -> dict[str, float]:
-        found: dict[str, float] = {}
-        for prob in MASK_PROBS:
-            tokens, noisy, hidden = masked_held_out(self.data, prob, self.demasker.config.mask_id)
-            found |= judged(self.demasker(noisy, rows=hidden), tokens[hidden], f"at mask {prob}")
-        return found
+        return accuracy_by_mask_prob(
+            lambda noisy, rows: self.demasker(noisy, rows=rows),
+            self.data.held_out,
+            mask_id=self.demasker.config.mask_id,
+        )
 
 
 @dataclass
@@ -194,14 +195,16 @@ class GuidedStage:
 
     def evaluate(self) -> dict[str, float]:
         """With all registers, and with none."""
+        tokens, mask_id = self.data.held_out, self.demasker.config.backbone.mask_id
+        registers = self.encode(tokens)
         found: dict[str, float] = {}
-        registers = self.encode(self.data.held_out)
-        for prob in MASK_PROBS:
-            tokens, noisy, hidden = masked_held_out(self.data, prob, self.demasker.config.backbone.mask_id)
-            for name, bank in (("", registers), (" without registers", registers[:, :0])):
-                logits = self.demasker(noisy, bank, rows=hidden)
-                found |= judged(logits, tokens[hidden], f"at mask {prob}{name}")
+        for suffix, bank in (("", registers), (" without registers", registers[:, :0])):
+            demask = partial(self._demask, bank)
+            found |= accuracy_by_mask_prob(demask, tokens, mask_id=mask_id, suffix=suffix)
         return found
+
+    def _demask(self, registers: Tensor, noisy_tokens: Tensor, rows: Tensor) -> Tensor:
+        return self.demasker(noisy_tokens, registers, rows=rows)
 
 
 @dataclass
@@ -239,7 +242,9 @@ class PriorStage:
         )
 
     def evaluate(self) -> dict[str, float]:
-        return error_by_time(self.denoiser, self.valid_registers, self.data)
+        registers = self.valid_registers.batch(self.data.held_out_numbers, self.data.device)
+        gap = gap_of_drawn(self.denoiser, registers, largest_offset=self.objective.largest_offset)
+        return denoising_by_time(self.denoiser, registers) | gap
 
 
 @dataclass
@@ -297,42 +302,11 @@ class ConditionalPriorStage:
 
     def evaluate(self) -> dict[str, float]:
         """With half of the tokens visible, and with the null condition."""
-        _, noisy, hidden = masked_held_out(self.data, 0.5, self.mask_id)
-        with_half = error_by_time(
-            self.denoiser, self.valid_registers, self.data, condition=self.encode(noisy, hidden)
-        )
-        without = error_by_time(self.denoiser, self.valid_registers, self.data)
-        return {f"{name}, half visible": value for name, value in with_half.items()} | without
-
-
-# ---------------------------------------------------------------- validation
-
-
-def masked_held_out(data: Data, prob: float, mask_id: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The held-out programs at one mask probability, always masked alike."""
-    tokens = data.held_out
-    streams = Streams.of("valid", samples=range(len(tokens)), device=data.device).at(f"{prob}")
-    mask_prob = torch.full((len(tokens),), prob, device=tokens.device)
-    noisy, hidden = mask_tokens(tokens, mask_prob, mask_id=mask_id, streams=streams)
-    return tokens, noisy, hidden
-
-
-def judged(row_logits: Tensor, targets: Tensor, where: str) -> dict[str, float]:
-    return {
-        f"valid cross-entropy {where}": F.cross_entropy(row_logits.float(), targets).item(),
-        f"valid top-1 {where}": (row_logits.argmax(dim=1) == targets).float().mean().item(),
-    }
-
-
-def error_by_time(
-    denoiser: RegisterDenoiser, registers: CachedRegisters, data: Data, *, condition: Tensor | None = None
-) -> dict[str, float]:
-    """Mean squared error of the predicted registers of the held-out programs."""
-    clean = registers.batch(data.held_out_numbers, data.device)
-    noise = Streams.of("valid", samples=range(len(clean)), device=data.device).normal(*clean.shape[1:])
-    found = {}
-    for time in TIMES:
-        times = torch.full(clean.shape[:2], time, device=clean.device)
-        predicted = denoiser(add_noise(clean, times, noise), times, condition=condition)
-        found[f"valid mse at time {time}"] = F.mse_loss(predicted, clean).item()
-    return found
+        registers = self.valid_registers.batch(self.data.held_out_numbers, self.data.device)
+        noisy, hidden = half_hidden(self.data.held_out, mask_id=self.mask_id)
+        denoise_half = partial(self.denoiser, condition=self.encode(noisy, hidden))
+        found: dict[str, float] = {}
+        for suffix, denoise in (("", self.denoiser), (", half visible", denoise_half)):
+            found |= denoising_by_time(denoise, registers, suffix=suffix)
+            found |= gap_of_drawn(denoise, registers, largest_offset=self.objective.largest_offset, suffix=suffix)
+        return found

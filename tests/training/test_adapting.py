@@ -1,0 +1,190 @@
+"""The paper's own way: a public LLaDA and a public Qwen, each with its vocabulary, whole or through LoRA."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import tiny as nets
+import torch
+from safetensors.torch import save_file
+
+from crocodil.checkpoints import llada_name, load_model
+from crocodil.corpus.shards import TOKENIZER_FILE
+from crocodil.distributed import Ranks
+from crocodil.models.demasker import Demasker
+from crocodil.presets.changes import changed
+from crocodil.presets.training import paper, paper_one_gpu, preset
+from crocodil.seeding import generator_for
+from crocodil.tokenization import Tokenizer
+from crocodil.training.estimate import estimates
+from crocodil.training.loop import LoopConfig, start, take_step
+from crocodil.training.lora import LoRA, add_adapters, merged
+from crocodil.training.run import Place, Pretrained, guided_stage, run_stage
+
+
+@pytest.fixture(scope="session")
+def folders(corpus, tmp_path_factory):
+    """A LLaDA with the corpus's vocabulary and a Qwen with its own, as they would come from a hub."""
+    root = tmp_path_factory.mktemp("folders")
+    vocabulary = corpus.description["tokenizer"]
+    special = vocabulary["special"]
+    config = replace(
+        nets.BACKBONE, vocab_size=vocabulary["vocab_size"], mask_id=special["mask"], eos_id=special["eos"],
+        pad_id=special["eos"],
+    )  # fmt: skip
+    write_llada(root / "llada", config)
+    texts = ["x = [1, 2, 3]\n", "for i in range(10):\n\tprint(i)\n"] * 3
+    write_qwen(root / "qwen", Tokenizer.train(texts, vocab_size=290))
+    return Pretrained(root / "llada", root / "qwen")
+
+
+def write_llada(directory, config):
+    directory.mkdir()
+    weights = {llada_name(name): tensor for name, tensor in nets.llada(config).state_dict().items()}
+    save_file(weights, directory / "model.safetensors")
+    values = {
+        "model_type": "llada", "vocab_size": config.vocab_size, "d_model": config.width,
+        "n_layers": config.num_layers, "n_heads": config.num_heads, "n_kv_heads": config.num_kv_heads,
+        "mlp_hidden_size": config.mlp_width, "rope_theta": config.rope_theta, "rms_norm_eps": config.norm_eps,
+        "max_sequence_length": config.max_length, "mask_token_id": config.mask_id,
+        "eos_token_id": config.eos_id, "pad_token_id": config.pad_id,
+    }  # fmt: skip
+    (directory / "config.json").write_text(json.dumps(values))
+
+
+def write_qwen(directory, tokenizer):
+    directory.mkdir()
+    tokenizer.save(directory / TOKENIZER_FILE)
+    config = replace(nets.ENCODER, vocab_size=len(tokenizer), end_id=tokenizer.special.eos)
+    save_file(dict(nets.encoder(config).backbone.state_dict()), directory / "model.safetensors")
+    values = {
+        "model_type": "qwen3", "vocab_size": config.vocab_size, "hidden_size": config.width,
+        "num_hidden_layers": config.num_layers, "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_kv_heads, "head_dim": config.head_width,
+        "intermediate_size": config.mlp_width, "rope_theta": config.rope_theta,
+        "rms_norm_eps": config.norm_eps, "max_position_embeddings": config.max_length,
+        "eos_token_id": config.end_id,
+    }  # fmt: skip
+    (directory / "config.json").write_text(json.dumps(values))
+
+
+def short(run, **other):
+    """The paper's run with fewer registers, on a CPU, for a few steps."""
+    loop = LoopConfig(num_steps=4, batch_size=4, learning_rate=1e-2, average_decay=0.0, evaluate_every=100)
+    return replace(
+        run, length=64, guided_loop=loop, base_loop=loop, prior_loop=loop, conditional_loop=loop,
+        encoder_warmup_steps=1, prior=replace(run.prior, num_registers=2, width=32, num_layers=1, num_heads=2),
+        conditional=replace(run.conditional, num_registers=2, width=32, num_layers=1, num_heads=2), **other,
+    )  # fmt: skip
+
+
+def test_the_stages_of_the_paper_run_on_two_public_checkpoints(corpus, folders, tmp_path):
+    run = short(paper(corpus, folders))
+    assert run.encoder.vocab_size != run.demasker.backbone.vocab_size
+    assert run.demasker.num_registers == 128
+    place = Place(corpus, tmp_path, tmp_path)
+    for stage in ("guided", "registers", "prior", "conditional"):
+        assert run_stage(stage, run, place)
+    assert load_model(tmp_path / "guided" / "model" / "encoder").config == run.encoder
+    assert place.registers("train").bank.shape[1:] == (2, run.encoder.register_width)
+
+
+def test_adapters_learn_the_backbone_rests_and_the_saved_model_is_plain(corpus, folders, tmp_path):
+    run = short(paper_one_gpu(corpus, folders), lora=LoRA(rank=4, alpha=8.0))
+    place = Place(corpus, tmp_path, tmp_path)
+    stage, loop = guided_stage(run, place)
+    state = start(stage, loop)
+    assert not [name for name in state.parameters if "base_layer" in name]
+    before = {name: tensor.clone() for name, tensor in stage.demasker.state_dict().items()}
+    for _ in range(3):
+        take_step(stage, state, loop)
+    after = stage.demasker.state_dict()
+    moved = {name for name in before if not torch.equal(before[name], after[name])}
+    assert {name for name in moved if name.startswith("backbone")} == {name for name in after if "lora_" in name}
+    assert "register_map.weight" in moved
+    assert run_stage("guided", run, Place(corpus, tmp_path / "run", tmp_path / "run"))
+    saved = load_model(tmp_path / "run" / "guided" / "model" / "demasker")
+    assert isinstance(saved, Demasker)
+    assert not [name for name in saved.state_dict() if "lora" in name]
+
+
+def test_merged_adapters_compute_the_same():
+    demasker, lora = nets.demasker(), LoRA(rank=3, alpha=6.0)
+    plain = {name: tensor.clone() for name, tensor in demasker.state_dict().items()}
+    tokens, bank = nets.programs(2, 8), nets.bank(2)
+    untouched = demasker(tokens, bank)
+    add_adapters(demasker.backbone, lora, generator_for("adapters"))
+    assert torch.equal(demasker(tokens, bank), untouched)
+    with torch.no_grad():
+        for name, parameter in demasker.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(generator=generator_for(name))
+    adapted = demasker(tokens, bank)
+    assert not torch.allclose(adapted, untouched, atol=1e-2)
+    whole = nets.demasker()
+    whole.load_state_dict(merged(demasker.state_dict(), lora))
+    assert set(whole.state_dict()) == set(plain)
+    assert torch.allclose(whole(tokens, bank), adapted, atol=1e-4)
+
+
+def test_lora_is_for_one_process(corpus, folders, tmp_path):
+    place = Place(corpus, tmp_path, tmp_path, Ranks(0, 2))
+    with pytest.raises(ValueError, match="LoRA runs in one process"):
+        guided_stage(short(paper_one_gpu(corpus, folders)), place)
+
+
+def test_the_papers_numbers_are_in_its_preset(corpus):
+    run = paper(corpus, Pretrained())
+    loop = run.guided_loop
+    assert (loop.learning_rate, loop.weight_decay, loop.batch_size) == (2.5e-5, 0.1, 512)
+    assert loop.num_steps == -(-3 * len(corpus.programs("train", length=512)) // 512)
+    assert run.encoder_warmup_steps == 4000
+    assert run.prior.num_layers == 28
+    whole, adapted = (
+        {one.stage: one for one in estimates(build(corpus, Pretrained()))}["guided"]
+        for build in (paper, paper_one_gpu)
+    )
+    assert whole.trained > 8.5e9
+    assert adapted.trained < 1e9
+    assert adapted.frozen == 8_015_581_184
+    assert adapted.gigabytes < 80
+    assert estimates(paper(corpus, Pretrained()), num_devices=8)[1].gigabytes < 80
+
+
+def test_a_preset_that_starts_fresh_takes_no_checkpoints(corpus, folders):
+    with pytest.raises(ValueError, match="preset tiny starts fresh"):
+        preset("tiny", corpus, folders)
+    with pytest.raises(ValueError, match="no preset 'none'"):
+        preset("none", corpus, Pretrained())
+
+
+def test_single_fields_of_a_run_are_set_by_name(corpus):
+    run = preset("tiny", corpus, Pretrained())
+    other = changed(run, ["guided_objective.register_cosine=1", "base_loop.bf16=true", "prior_loop.num_steps=7"])
+    assert other.guided_objective.register_cosine == 1
+    assert other.base_loop.bf16 is True
+    assert other.prior_loop.num_steps == 7
+    assert (
+        replace(other, guided_objective=run.guided_objective, base_loop=run.base_loop, prior_loop=run.prior_loop)
+        == run
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            "guided_loop.batchsize=3",
+            "no field 'guided_loop.batchsize': at 'batchsize' there are num_steps, batch_size",
+        ),
+        ("nonsense=3", "no field 'nonsense'"),
+        ("length.more=3", "at 'more' there are no fields"),
+        ("length=long", "length is 64: 'long' is no int"),
+        ("guided_loop.bf16=1", "1 is no bool"),
+        ("guided_loop=3", "guided_loop has fields of its own"),
+        ("length", "a change is NAME=VALUE, not 'length'"),
+    ],
+)
+def test_an_unknown_field_or_value_is_one_clear_line(corpus, change, message):
+    with pytest.raises(ValueError, match=message):
+        changed(preset("tiny", corpus, Pretrained()), [change])
