@@ -1,12 +1,13 @@
 import json
 import math
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import pytest
 import tiny
 import torch
 from safetensors.torch import load_file
-from tiny import MASK, NUM_REGISTERS, REGISTER_WIDTH, VOCAB
+from tiny import EOS, MASK, NUM_REGISTERS, REGISTER_WIDTH, VOCAB
 
 from crocodil.checkpoints import load_llada
 from crocodil.processes.masking import (
@@ -57,6 +58,13 @@ def perfect(tokens):
     return demask
 
 
+def watched(demask, canvas, how, **choices):
+    """The samples, and the canvas after every call."""
+    history = []
+    samples = decode(demask, canvas, how, on_call=lambda tokens, call: history.append(tokens), **choices)
+    return samples, history
+
+
 def decoding(length=16, block_size=None, num_calls=4, **choices):
     plan = DecodePlan(length=length, block_size=block_size or length, num_calls=num_calls)
     return Decoding(plan=plan, mask_id=MASK, **choices)
@@ -81,19 +89,19 @@ def test_every_rule_fills_the_canvas_and_never_writes_the_mask_or_over_given_tok
     given = tiny.streams(5, "given").uniform(16) < 0.4  # an infilling: other places in every sample
     tokens = tiny.programs(5, 16)
     canvas = torch.where(given, tokens, canvas)
-    samples = decode(unguided(tiny.llada()), canvas, how, streams=tiny.streams(5), keep_history=True)
-    for state in [*samples.history, samples.tokens]:
+    samples, history = watched(unguided(tiny.llada()), canvas, how, streams=tiny.streams(5))
+    for state in history:
         assert torch.equal(state[given], tokens[given])
     assert (samples.tokens != MASK).all()
-    assert torch.equal(samples.history[-1], samples.tokens)
+    assert torch.equal(history[-1], samples.tokens)
 
 
 def test_a_prompt_stands_before_the_plan_and_stays():
     tokens, how = tiny.programs(3, 20), decoding(length=16, block_size=4, num_calls=8)
     canvas = torch.cat([tokens[:, :4], empty_canvas(3, how)], dim=1)
-    samples = decode(perfect(tokens), canvas, how, streams=tiny.streams(3), keep_history=True)
+    samples, history = watched(perfect(tokens), canvas, how, streams=tiny.streams(3))
     assert torch.equal(samples.tokens, tokens)
-    for call, state in enumerate(samples.history):  # blocks open one after the other
+    for call, state in enumerate(history):  # blocks open one after the other
         finished = 4 + 4 * ((call + 1) // 2)
         assert (state[:, :finished] != MASK).all()
         assert (state[:, finished + 4 :] == MASK).all()
@@ -101,19 +109,19 @@ def test_a_prompt_stands_before_the_plan_and_stays():
 
 def test_each_call_reveals_its_share_and_committed_tokens_never_change():
     how = decoding(length=16, num_calls=5, rule=AtRandom(), temperature=1.0)
-    samples = decode(unguided(tiny.llada()), empty_canvas(4, how), how, streams=tiny.streams(4), keep_history=True)
-    shown = torch.stack([(state != MASK).sum(dim=1) for state in samples.history])
+    _, history = watched(unguided(tiny.llada()), empty_canvas(4, how), how, streams=tiny.streams(4))
+    shown = torch.stack([(state != MASK).sum(dim=1) for state in history])
     assert (shown == torch.tensor([4, 7, 10, 13, 16])[:, None]).all()
-    for earlier, later in zip(samples.history, samples.history[1:], strict=False):
+    for earlier, later in pairwise(history):
         assert torch.equal(later[earlier != MASK], earlier[earlier != MASK])
 
 
 def test_remasking_as_printed_lets_committed_tokens_change():
     how = decoding(length=16, num_calls=8, rule=Remask(), temperature=1.0)
-    samples = decode(unguided(tiny.llada()), empty_canvas(4, how), how, streams=tiny.streams(4), keep_history=True)
+    _, history = watched(unguided(tiny.llada()), empty_canvas(4, how), how, streams=tiny.streams(4))
     assert any(
         ((later != earlier) & (earlier != MASK)).any()
-        for earlier, later in zip(samples.history, samples.history[1:], strict=False)
+        for earlier, later in pairwise(history)
     )
 
 
