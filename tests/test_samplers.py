@@ -31,6 +31,7 @@ from crocodil.samplers import (
     draw_registers,
     empty_canvas,
     guided,
+    strengthened,
     unguided,
 )
 
@@ -119,10 +120,7 @@ def test_each_call_reveals_its_share_and_committed_tokens_never_change():
 def test_remasking_as_printed_lets_committed_tokens_change():
     how = decoding(length=16, num_calls=8, rule=Remask(), temperature=1.0)
     _, history = watched(unguided(tiny.llada()), empty_canvas(4, how), how, streams=tiny.streams(4))
-    assert any(
-        ((later != earlier) & (earlier != MASK)).any()
-        for earlier, later in pairwise(history)
-    )
+    assert any(((later != earlier) & (earlier != MASK)).any() for earlier, later in pairwise(history))
 
 
 def test_a_threshold_that_is_met_saves_calls():
@@ -150,12 +148,113 @@ def test_a_sample_is_the_same_in_a_batch_of_any_size(rule):
         assert torch.equal(together.tokens[one], alone.tokens)
 
 
+def test_calls_are_counted_for_each_sample_and_a_finished_batch_makes_none():
+    tokens = tiny.programs(2, 16)
+    canvas = torch.full((2, 16), MASK)
+    canvas[1, 2:] = tokens[1, 2:]  # two tokens are left to find
+    samples = decode(perfect(tokens), canvas, decoding(num_calls=16), streams=tiny.streams(2))
+    assert samples.calls.tolist() == [16, 2]
+    assert samples.cost == Cost(demasker_calls=16)
+    alone = decode(perfect(tokens[1:]), canvas[1:], decoding(num_calls=16), streams=tiny.streams(1))
+    assert alone.cost == Cost(demasker_calls=2)
+
+
+@pytest.mark.parametrize("rule", [AboveThreshold(0.05), Remask()], ids=lambda rule: type(rule).__name__)
+def test_refreshes_in_a_batch_are_those_of_each_sample_alone_even_where_blocks_fill_early(rule):
+    how = decoding(length=16, block_size=4, num_calls=16, rule=rule, temperature=1.0, eos_id=EOS)
+    demask, denoiser, encoder = guided(tiny.demasker()), tiny.denoiser(tiny.CONDITIONAL), tiny.encoder()
+
+    def draw(streams):
+        return draw_registers(denoiser, SAMPLING, streams=streams)
+
+    def redraw(tokens, streams):
+        condition = encoder(tokens, hidden=tokens == MASK)
+        return draw_registers(
+            lambda noisy, time: denoiser(noisy, time, condition=condition), SAMPLING, streams=streams
+        )
+
+    def sampled(streams):
+        return con_within_disc(
+            draw, redraw, demask, empty_canvas(len(streams), how), how,
+            streams=streams, refresh_fractions=(0.2, 0.3, 0.7),
+        )  # fmt: skip
+
+    streams = tiny.streams(5)
+    together = sampled(streams)
+    for i in range(5):
+        alone = sampled(streams[torch.tensor([i])])
+        assert torch.equal(together.tokens[i], alone.tokens[0])
+        assert together.calls[i] == alone.calls[0] == alone.cost.demasker_calls
+
+
 def test_a_canvas_that_does_not_fit_the_plan_is_refused():
     how = decoding(length=16)
     with pytest.raises(ValueError, match="a plan for 16 tokens on a canvas of 10"):
         decode(perfect(tiny.programs(1, 10)), torch.full((1, 10), MASK), how, streams=tiny.streams(1))
     with pytest.raises(ValueError, match="the first 4 tokens are before the plan's 16"):
         decode(perfect(tiny.programs(1, 20)), torch.full((1, 20), MASK), how, streams=tiny.streams(1))
+
+
+# ---------------------------------------------------------------- the end of a text
+
+
+def surest_of_the_filling(tokens):
+    """A demasker that knows the text, and is surer of a token the further to the right it stands."""
+
+    def demask(noisy_tokens, registers, rows):
+        return (3 + rows.nonzero()[:, 1:]) * torch.nn.functional.one_hot(tokens[rows], VOCAB).float()
+
+    return demask
+
+
+@pytest.mark.parametrize("eos_last", [True, False])
+def test_confidence_alone_floods_the_canvas_with_ends_and_holding_them_back_does_not(eos_last):
+    tokens = tiny.programs(2, 16)
+    tokens[:, 6:] = EOS
+    how = decoding(num_calls=8, eos_id=EOS, eos_last=eos_last)
+    samples, history = watched(surest_of_the_filling(tokens), empty_canvas(2, how), how, streams=tiny.streams(2))
+    assert torch.equal(samples.tokens, tokens)
+    ends = [int((state == EOS).sum()) for state in history]
+    assert ends == ([0, 0, 0, 20] if eos_last else [4, 8, 12, 16, 20, 20, 20, 20])
+    assert samples.cost.demasker_calls == len(ends)  # the filling behind the text costs nothing
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: type(rule).__name__)
+def test_no_end_cuts_off_given_text(rule):
+    how = decoding(num_calls=8, rule=rule, temperature=1.0, eos_id=EOS)
+    canvas = empty_canvas(3, how)
+    canvas[:, 12:] = torch.tensor([1, 2, 3, EOS])
+
+    def eager_to_end(noisy_tokens, registers, rows):
+        return 9.0 * torch.nn.functional.one_hot(torch.full((int(rows.sum()),), EOS), VOCAB)
+
+    ended = decode(eager_to_end, empty_canvas(3, how), how, streams=tiny.streams(3)).tokens
+    assert (ended == EOS).float().mean() > 0.9
+    infilled = decode(eager_to_end, canvas, how, streams=tiny.streams(3)).tokens
+    assert (infilled[:, :12] != EOS).all()
+    assert torch.equal(infilled[:, 12:], canvas[:, 12:])
+
+
+# ---------------------------------------------------------------- guidance strength
+
+
+def test_guidance_moves_logits_away_from_those_of_the_empty_prefix():
+    demask, tokens, registers = guided(tiny.demasker()), tiny.programs(2, 8), tiny.bank(2)
+    rows = torch.ones(2, 8, dtype=torch.bool)
+    without, full = demask(tokens, None, rows), demask(tokens, registers, rows)
+    for strength, expected in ((0.0, without), (1.0, full), (3.0, full + 2 * (full - without))):
+        assert torch.allclose(strengthened(demask, strength)(tokens, registers, rows), expected, atol=1e-5)
+
+
+def test_guidance_costs_a_second_call_each_time_and_needs_registers():
+    how = decoding(guidance=2.0)
+    samples = decode(
+        guided(tiny.demasker()), empty_canvas(2, how), how, registers=tiny.bank(2), streams=tiny.streams(2)
+    )
+    assert samples.cost == Cost(demasker_calls=8)
+    assert samples.calls.tolist() == [8, 8]
+    with pytest.raises(ValueError, match="strengthens registers, and there are none"):
+        decode(guided(tiny.demasker()), empty_canvas(2, how), how, streams=tiny.streams(2))
 
 
 # ---------------------------------------------------------------- parity with LLaDA's own generate

@@ -196,9 +196,7 @@ def propose_tokens(
     return Proposal(tokens, log_prob)
 
 
-def gumbel_argmax(
-    row_logits: RowLogits, *, temperature: float, top_p: float = 1.0, streams: Streams
-) -> RowTokens:
+def gumbel_argmax(row_logits: RowLogits, *, temperature: float, top_p: float = 1.0, streams: Streams) -> RowTokens:
     """Draw from Categorical(softmax(logits / temperature)) as argmax of logits + temperature * Gumbel.
 
     In float64, since float32 noise has no tail: it quietly lowers the temperature (Zheng et al., 2024,
