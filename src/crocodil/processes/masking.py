@@ -130,7 +130,10 @@ class DecodePlan:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
         if self.length % self.block_size:
-            raise ValueError(f"block_size {self.block_size} does not divide length {self.length}")
+            raise ValueError(
+                f"block_size {self.block_size} does not divide length {self.length}: take "
+                + " or ".join(str(size) for size in _divisors_around(self.block_size, self.length))
+            )
         if self.num_calls % self.num_blocks:
             raise ValueError(
                 f"{self.num_calls} calls do not split over {self.num_blocks} blocks: "
@@ -160,6 +163,13 @@ class DecodePlan:
             block, done = divmod(index, self.calls_per_block)
             start = block * self.block_size
             yield Call(index, start, start + self.block_size, self.calls_per_block - done)
+
+
+def _divisors_around(number: int, whole: int) -> list[int]:
+    """The largest divisor of `whole` below a number, and the smallest one above it."""
+    divisors = [size for size in range(1, whole + 1) if whole % size == 0]
+    below, above = [size for size in divisors if size < number], [size for size in divisors if size > number]
+    return below[-1:] + above[:1]
 
 
 # ---------------------------------------------------------------- proposing tokens
