@@ -153,7 +153,7 @@ def test_calls_are_counted_for_each_sample_and_a_finished_batch_makes_none():
     canvas = torch.full((2, 16), MASK)
     canvas[1, 2:] = tokens[1, 2:]  # two tokens are left to find
     samples = decode(perfect(tokens), canvas, decoding(num_calls=16), streams=tiny.streams(2))
-    assert samples.calls.tolist() == [16, 2]
+    assert samples.costs == [Cost(16), Cost(2)]
     assert samples.cost == Cost(demasker_calls=16)
     alone = decode(perfect(tokens[1:]), canvas[1:], decoding(num_calls=16), streams=tiny.streams(1))
     assert alone.cost == Cost(demasker_calls=2)
@@ -184,7 +184,7 @@ def test_refreshes_in_a_batch_are_those_of_each_sample_alone_even_where_blocks_f
     for i in range(5):
         alone = sampled(streams[torch.tensor([i])])
         assert torch.equal(together.tokens[i], alone.tokens[0])
-        assert together.calls[i] == alone.calls[0] == alone.cost.demasker_calls
+        assert together.costs[i] == alone.costs[0] == alone.cost
 
 
 def test_a_canvas_that_does_not_fit_the_plan_is_refused():
@@ -252,7 +252,7 @@ def test_guidance_costs_a_second_call_each_time_and_needs_registers():
         guided(tiny.demasker()), empty_canvas(2, how), how, registers=tiny.bank(2), streams=tiny.streams(2)
     )
     assert samples.cost == Cost(demasker_calls=8)
-    assert samples.calls.tolist() == [8, 8]
+    assert samples.costs == [Cost(8), Cost(8)]
     with pytest.raises(ValueError, match="strengthens registers, and there are none"):
         decode(guided(tiny.demasker()), empty_canvas(2, how), how, streams=tiny.streams(2))
 

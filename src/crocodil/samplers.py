@@ -6,11 +6,11 @@ Samplers return what happened, the raw number of calls included; `Cost` turns th
 """
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import NamedTuple, TypeAlias
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from crocodil.models.demasker import Demasker
@@ -127,6 +127,25 @@ class Cost:
         return work / unit.work
 
 
+class Ledger:
+    """What was spent on a batch, and for which of its samples."""
+
+    def __init__(self, num_samples: int) -> None:
+        self.spent, self.samples = [Cost()], [torch.zeros(num_samples, dtype=torch.bool)]
+
+    def enter(self, spent: Cost, samples: Bool[Tensor, "B"]) -> None:
+        self.spent.append(spent)
+        self.samples.append(samples)  # stays on its device: to look at it now would wait for every call
+
+    def total(self) -> Cost:
+        return sum(self.spent, Cost())
+
+    def costs(self) -> list[Cost]:
+        """Of each sample, as if it had been alone."""
+        taken = torch.stack([samples.cpu() for samples in self.samples], dim=1).long()
+        return [Cost(*counts) for counts in (taken @ torch.tensor([astuple(one) for one in self.spent])).tolist()]
+
+
 # ---------------------------------------------------------------- the decode loop
 
 
@@ -162,8 +181,12 @@ class Decoding:
 class Samples(NamedTuple):
     tokens: TokenIds
     cost: Cost  # of the batch
-    calls: Int[Tensor, "B"]  # demasker calls until each sample was finished: what it would have cost alone
+    costs: list[Cost]  # of each sample until it was finished: what it would have cost alone
     registers: RegisterBank | None  # those in use at the end
+
+    def after(self, spent: Cost) -> "Samples":
+        """The same samples, with what was spent on all of them before."""
+        return self._replace(cost=spent + self.cost, costs=[spent + cost for cost in self.costs])
 
 
 def empty_canvas(num_samples: int, decoding: Decoding, device: str | torch.device = "cpu") -> TokenIds:
@@ -193,22 +216,20 @@ def decode(
     may_change = canvas == mask_id
     first = _first_planned(may_change, plan)
     demask = _as_asked(demask, canvas, decoding, guided=registers is not None)
-    tokens, cost = canvas, Cost()
-    calls = torch.zeros(len(canvas), dtype=torch.int64, device=canvas.device)
+    tokens, ledger = canvas, Ledger(len(canvas))
     for call in plan.calls():
         call_streams = streams.at("call", call.index)
         masked = tokens == mask_id
         if refresh is not None and call.index in refresh_at and masked.any():
             registers, spent = refresh(tokens, call_streams.at("refresh"))
-            cost += spent
+            ledger.enter(spent, masked.any(dim=1))
         block = _within(call, first, tokens)
         hidden = masked & block
         if not hidden.any():  # a call that has nothing to reveal is not made
             continue
         proposal = _propose(demask(tokens, registers, hidden), hidden, decoding, call_streams)
-        cost += Cost(demasker_calls=decoding.calls_each_time)
         unfinished = hidden.any(dim=1)  # in this block; a row that has filled it is left alone
-        calls += decoding.calls_each_time * unfinished
+        ledger.enter(Cost(demasker_calls=decoding.calls_each_time), unfinished)
         is_open = may_change & block & unfinished[:, None]
         proposed = tokens.masked_scatter(hidden, proposal.tokens)
         confidence = _confidence(proposal, proposed, hidden, decoding)
@@ -218,7 +239,7 @@ def decode(
             tokens = fill_behind_end(tokens, may_end=may_change, mask_id=mask_id, eos_id=decoding.eos_id)
         if on_call is not None:
             on_call(tokens, call.index)
-    return Samples(tokens, cost, calls, registers)
+    return Samples(tokens, ledger.total(), ledger.costs(), registers)
 
 
 def _as_asked(demask: Demask, canvas: TokenIds, decoding: Decoding, *, guided: bool) -> Demask:
@@ -312,7 +333,7 @@ def con_then_disc(
     """Algorithm 2: draw the registers (lines 2-3), then decode them (lines 4-11)."""
     registers, spent = draw(streams.at("prior"))
     samples = decode(demask, canvas, decoding, registers=registers, streams=streams, on_call=on_call)
-    return samples._replace(cost=samples.cost + spent)
+    return samples.after(spent)
 
 
 def con_within_disc(
@@ -345,7 +366,7 @@ def con_within_disc(
         refresh_at={min(round(fraction * decoding.plan.num_calls), last) for fraction in refresh_fractions},
         on_call=on_call,
     )
-    return samples._replace(cost=samples.cost + spent)
+    return samples.after(spent)
 
 
 def autoencode(
@@ -362,4 +383,4 @@ def autoencode(
     with torch.no_grad():
         registers = encode(tokens)
     samples = decode(demask, canvas, decoding, registers=registers, streams=streams, on_call=on_call)
-    return samples._replace(cost=samples.cost + Cost(encoder_calls=1))
+    return samples.after(Cost(encoder_calls=1))

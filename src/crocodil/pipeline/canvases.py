@@ -32,9 +32,10 @@ def text_canvases(texts: Sequence[str], tokenizer: Tokenizer, *, length: int, cu
     canvases[:, 0] = special.bos
     for number, ids in enumerate(tokenizer.encode_all(texts)):
         if len(ids) > room and not cut:
+            lost = tokenizer.decode(ids[room:])
             raise ValueError(
-                f"text {number + 1} of {len(texts)} has {len(ids)} tokens and the model takes {room}: the last "
-                f"{len(ids) - room} would be cut, from {overflow(texts[number], tokenizer, length=length)[:30]!r} on"
+                f"text {number + 1} of {len(texts)} has {len(ids)} tokens and the model takes {room}: "
+                f"the last {len(ids) - room} would be cut, from {lost[:30]!r} on"
             )
         kept = ids[:room]
         canvases[number, 1 : 1 + len(kept)] = torch.tensor(kept, dtype=torch.int64)

@@ -388,11 +388,7 @@ class Crocodil:
     def _gathered(self, batches: Sequence[Samples], seconds: float) -> Generation:
         tokens = torch.cat([batch.tokens for batch in batches])
         banks = [batch.registers for batch in batches if batch.registers is not None]
-        costs = [
-            dataclasses.replace(batch.cost, demasker_calls=calls)
-            for batch in batches
-            for calls in batch.calls.tolist()
-        ]
+        costs = [cost for batch in batches for cost in batch.costs]
         return Generation(
             texts=[self.tokenizer.decode(ids) for ids in tokens.tolist()],
             tokens=tokens,
