@@ -42,9 +42,10 @@ def text_canvases(texts: Sequence[str], tokenizer: Tokenizer, *, length: int, cu
     return canvases
 
 
-def overflow(text: str, tokenizer: Tokenizer, *, length: int) -> str:
-    """The end of a text for which a canvas has no room."""
-    return tokenizer.decode(tokenizer.encode(text)[length - 1 :])
+def cut_to_fit(text: str, tokenizer: Tokenizer, *, length: int) -> tuple[str, str]:
+    """The part of a text for which a canvas has room, and the rest."""
+    ids, room = tokenizer.encode(text), length - 1
+    return (text, "") if len(ids) <= room else (tokenizer.decode(ids[:room]), tokenizer.decode(ids[room:]))
 
 
 def masked_canvas(given: Given, tokenizer: Tokenizer, *, length: int) -> Int[Tensor, "N"]:

@@ -22,7 +22,7 @@ from crocodil.models.demasker import Demasker
 from crocodil.models.llada import LLaDA
 from crocodil.models.register_denoiser import RegisterDenoiser
 from crocodil.models.register_encoder import RegisterEncoder
-from crocodil.pipeline.canvases import NOTHING, Given, masked_canvas, overflow, text_canvases
+from crocodil.pipeline.canvases import NOTHING, Given, cut_to_fit, masked_canvas, text_canvases
 from crocodil.pipeline.folder import (
     BUILTIN,
     NETWORKS,
@@ -171,8 +171,10 @@ class Crocodil:
         on_call: OnCall | None = None,
     ) -> Generation:
         """Texts from registers, however many of the first ones there are."""
-        decoding = self.decoding(length, calls, choices)
-        bank = registers.to(self.device)
+        width = self.demasker.config.register_width
+        if registers.shape[2] != width:
+            raise ValueError(f"registers {registers.shape[2]} wide for a model of {width}")
+        decoding, bank = self.decoding(length, calls, choices), registers.to(self.device)
 
         def sample(places: range, canvas: TokenIds, streams: Streams) -> Samples:
             some = bank[places.start : places.stop]
@@ -212,12 +214,19 @@ class Crocodil:
         return self._in_batches(sample, canvas, ("decode", seed), len(texts), batch_size, on_call)
 
     def interpolate(
-        self, a: str, b: str, steps: int = 5, *, calls: int | None = None, choices: Choices = GREEDY
+        self,
+        a: str,
+        b: str,
+        steps: int = 5,
+        *,
+        cut: bool = False,
+        calls: int | None = None,
+        choices: Choices = GREEDY,
     ) -> Generation:
         """App. D: the texts at `steps` even weights on the way from one to the other, both ends included."""
         if steps < 2:
             raise ValueError(f"an interpolation has at least its two ends, not {steps} steps")
-        first, second = self.encode([a, b]).split(1)
+        first, second = self.encode([a, b], cut=cut).split(1)
         mixed = [interpolate(first, second, mix_weight=step / (steps - 1)) for step in range(steps)]
         return self.decode(torch.cat(mixed), calls=calls, choices=choices)
 
@@ -330,9 +339,9 @@ class Crocodil:
         assert self.tokenizer.special.mask is not None
         return self.tokenizer.special.mask
 
-    def overflow(self, text: str) -> str:
-        """The end of a text for which the canvas has no room; empty where all of it fits."""
-        return overflow(text, self.tokenizer, length=self.settings.length)
+    def fitting(self, text: str) -> tuple[str, str]:
+        """The part of a text for which the canvas has room, and the rest."""
+        return cut_to_fit(text, self.tokenizer, length=self.settings.length)
 
     def tokens_of(self, texts: Sequence[str], *, cut: bool = False) -> TokenIds:
         """Texts as canvases of the model's length."""

@@ -1,20 +1,12 @@
-"""The command line: verbs, each of which turns its options into typed values and calls the library.
+"""`crocodil corpus`: build, look at and move a corpus of programs."""
 
-Heavy modules are imported inside the verbs, so that `crocodil --help` answers at once.
-"""
-
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-app = typer.Typer(
-    help="Masked diffusion for language, guided by continuous registers.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    add_completion=False,
-)
+from crocodil.cli.root import app, table
+
 corpus = typer.Typer(help="Build, look at and move a corpus of programs.", no_args_is_help=True)
 app.add_typer(corpus, name="corpus")
 
@@ -67,8 +59,8 @@ def show(
 
     console = Console()
     found = Corpus(directory)
-    for table in report.tables(found):
-        console.print(_table(table))
+    for rows in report.tables(found):
+        console.print(table(rows))
     for text in report.samples(found, count=samples, length=length):
         console.rule(style="dim")
         console.print(text, markup=False, highlight=False)
@@ -135,100 +127,3 @@ def unpack(
 
     unpack_corpus(pieces, out)
     typer.echo(f"{out} is whole")
-
-
-@app.command()
-def train(
-    stage: Annotated[str, typer.Argument(help="base, guided, registers, prior, conditional; or: show")],
-    directory: Annotated[Path | None, typer.Argument(help="With show: the directory of a run.")] = None,
-    preset: Annotated[str, typer.Option(help="tiny, small")] = "small",
-    data: Annotated[Path | None, typer.Option(help="The corpus.")] = None,
-    out: Annotated[Path | None, typer.Option(help="The run: each stage has its folder in it.")] = None,
-    source: Annotated[
-        Path | None, typer.Option("--from", help="Another run, whose earlier stages are built upon.")
-    ] = None,
-    max_minutes: Annotated[float | None, typer.Option(help="Save and stop after this long.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what the run will take, and stop.")] = False,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda; the accelerator where there is one.")] = None,
-) -> None:
-    """Train one stage of a run, or show how a run went."""
-    if stage == "show":
-        if directory is None:
-            raise ValueError("crocodil train show needs the directory of a run")
-        return _show_run(directory)
-    from crocodil.corpus.shards import Corpus
-    from crocodil.presets.training import PRESETS
-    from crocodil.training.run import Place, default_device, run_stage
-
-    if preset not in PRESETS:
-        raise ValueError(f"no preset {preset!r}: take one of {', '.join(PRESETS)}")
-    if data is None or out is None:
-        raise ValueError("--data (a corpus) and --out (the run) are needed")
-    found = Corpus(data)
-    run = PRESETS[preset](found)
-    if dry_run:
-        return _show_estimates(run)
-    place = Place(found, out, source or out, device or default_device())
-    finished = run_stage(stage, run, place, resume=resume, max_minutes=max_minutes)
-    typer.echo(f"{out / stage}: " + ("finished" if finished else "stopped; go on with --resume"))
-    return None
-
-
-def _show_estimates(run: object) -> None:
-    from rich.console import Console
-
-    from crocodil.training.estimate import estimates
-
-    heads = ("stage", "trained", "frozen", "steps", "batch", "positions seen", "GB on one device, about")
-    rows = [
-        (
-            one.stage,
-            *(f"{count:,}" for count in (one.trained, one.frozen, one.steps, one.batch, one.tokens)),
-            f"{one.gigabytes:.1f}",
-        )
-        for one in estimates(run)  # type: ignore[arg-type]
-    ]
-    Console().print(_table([("What the run will take",), heads, *rows]))
-
-
-def _show_run(directory: Path) -> None:
-    from rich.console import Console
-
-    from crocodil.training.history import curves, last_values
-
-    console = Console()
-    for stage, rows in last_values(directory).items():
-        console.print(_table([(stage,), ("metric", "value"), *rows]))
-    for title, plot in curves(directory).items():
-        console.print(f"\n{title}", highlight=False)
-        console.print(plot, markup=False, highlight=False)
-
-
-def _table(rows: "list[tuple[str, ...]]") -> object:
-    """First row title, second row heads; numbers to the right."""
-    from rich.table import Table
-
-    (title,), heads, *body = rows
-    table = Table(title=title, title_justify="left")
-    for number, head in enumerate(heads):
-        table.add_column(head, justify="right" if body and number and body[0][number][:1].isdigit() else "left")
-    for row in body:
-        table.add_row(*row)
-    return table
-
-
-def main() -> None:
-    """One clear line instead of a traceback for what a user can set right."""
-    try:
-        app()
-    except (ValueError, OSError) as error:
-        typer.echo(f"crocodil: {error}", err=True)
-        sys.exit(1)
-    except KeyboardInterrupt:
-        typer.echo("crocodil: stopped", err=True)
-        sys.exit(130)
-
-
-if __name__ == "__main__":
-    main()
