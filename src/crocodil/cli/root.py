@@ -1,6 +1,7 @@
 """What all verbs share: the application, tables, and one clear line instead of a traceback."""
 
 import sys
+from enum import StrEnum
 
 import typer
 
@@ -10,6 +11,13 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
+
+
+class Format(StrEnum):
+    """Of texts on stdout."""
+
+    TEXT = "text"
+    JSONL = "jsonl"
 
 
 def table(rows: "list[tuple[str, ...]]") -> object:

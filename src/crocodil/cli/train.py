@@ -1,16 +1,11 @@
 """`crocodil train`, and `crocodil assemble`, which makes a model of a finished run."""
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
 
 from crocodil.cli.root import app, table
-
-if TYPE_CHECKING:
-    from crocodil.corpus.shards import Corpus
-    from crocodil.training.run import Run
 
 
 @app.command()
@@ -36,11 +31,10 @@ def train(
     from crocodil.corpus.shards import Corpus
     from crocodil.training.run import Place, default_device, run_stage
 
-    make_run = _preset(preset)
     if data is None or out is None:
         raise ValueError("--data (a corpus) and --out (the run) are needed")
     found = Corpus(data)
-    run = make_run(found)
+    run = _run(preset, found)
     if dry_run:
         return _show_estimates(run)
     place = Place(found, out, source or out, device or default_device())
@@ -49,7 +43,7 @@ def train(
     return None
 
 
-def _show_estimates(run: "Run") -> None:
+def _show_estimates(run: Any) -> None:
     from rich.console import Console
 
     from crocodil.training.estimate import estimates
@@ -91,7 +85,7 @@ def assemble(
     from crocodil.pipeline import Crocodil, Settings
 
     corpus = Corpus(data)
-    run = _preset(preset)(corpus)
+    run = _run(preset, corpus)
     found = {name: directory / path for name, path in _NETWORKS.items() if (directory / path).exists()}
     if "demasker" not in found:
         raise ValueError(f"{directory} has no finished stage guided: there is nothing to make a model of")
@@ -112,9 +106,10 @@ _NETWORKS = {
 }
 
 
-def _preset(name: str) -> Callable[["Corpus"], "Run"]:
+def _run(preset: str, corpus: Any) -> Any:
+    """A preset for this corpus."""
     from crocodil.presets.training import PRESETS
 
-    if name not in PRESETS:
-        raise ValueError(f"no preset {name!r}: take one of {', '.join(PRESETS)}")
-    return PRESETS[name]
+    if preset not in PRESETS:
+        raise ValueError(f"no preset {preset!r}: take one of {', '.join(PRESETS)}")
+    return PRESETS[preset](corpus)
