@@ -130,19 +130,20 @@ class Cost:
 class Ledger:
     """What was spent on a batch, and for which of its samples."""
 
-    def __init__(self, num_samples: int) -> None:
-        self.spent, self.samples = [Cost()], [torch.zeros(num_samples, dtype=torch.bool)]
+    def __init__(self, canvas: TokenIds) -> None:
+        self.spent, self.samples = [Cost()], [torch.zeros_like(canvas[:, 0], dtype=torch.bool)]
 
     def enter(self, spent: Cost, samples: Bool[Tensor, "B"]) -> None:
+        """Looks at no value: that would wait for the device after every call."""
         self.spent.append(spent)
-        self.samples.append(samples)  # stays on its device: to look at it now would wait for every call
+        self.samples.append(samples)
 
     def total(self) -> Cost:
         return sum(self.spent, Cost())
 
     def costs(self) -> list[Cost]:
         """Of each sample, as if it had been alone."""
-        taken = torch.stack([samples.cpu() for samples in self.samples], dim=1).long()
+        taken = torch.stack(self.samples, dim=1).cpu().long()
         return [Cost(*counts) for counts in (taken @ torch.tensor([astuple(one) for one in self.spent])).tolist()]
 
 
@@ -216,7 +217,7 @@ def decode(
     may_change = canvas == mask_id
     first = _first_planned(may_change, plan)
     demask = _as_asked(demask, canvas, decoding, guided=registers is not None)
-    tokens, ledger = canvas, Ledger(len(canvas))
+    tokens, ledger = canvas, Ledger(canvas)
     for call in plan.calls():
         call_streams = streams.at("call", call.index)
         masked = tokens == mask_id

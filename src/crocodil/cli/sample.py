@@ -49,7 +49,7 @@ def generate(
     from dataclasses import replace
 
     from crocodil.cli.texts import print_texts, watching
-    from crocodil.pipeline import Crocodil, Given
+    from crocodil.pipeline import Crocodil, Given, Method
     from crocodil.processes.masking import AboveThreshold
 
     pipe = Crocodil.from_pretrained(model, device=device)
@@ -58,12 +58,10 @@ def generate(
         "temperature": temperature,
         "top_p": top_p,
         "guidance": guidance,
+        "rule": None if threshold is None else AboveThreshold(threshold),
     }
-    choices = replace(
-        pipe.default_choices(), **{name: value for name, value in asked.items() if value is not None}
-    )
-    if threshold is not None:
-        choices = replace(choices, rule=AboveThreshold(threshold))
+    given_choices = {name: value for name, value in asked.items() if value is not None}
+    choices = replace(pipe.default_choices(Method(method)), **given_choices)
     with watching(pipe, pipe.decoding(length, calls, choices).plan.num_calls, show) as on_call:
         made = pipe.generate(
             count,

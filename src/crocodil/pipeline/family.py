@@ -5,6 +5,7 @@ Every sample has its own streams of random numbers: sample 7 of a seed is the sa
 
 import dataclasses
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -249,11 +250,11 @@ class Crocodil:
         """`count` new texts. The beginning is given to all methods: a base without it cannot tell places apart."""
         if count < 1:
             raise ValueError(f"at least one text is generated, not {count}")
-        decoding = self.decoding(length, calls, choices or self.default_choices())
-        canvas = self.canvas(decoding.plan.length, given)
         method = Method(method)
+        decoding = self.decoding(length, calls, choices or self.default_choices(method))
+        canvas = self.canvas(decoding.plan.length, given)
         if method is Method.BASE:
-            sample = self._sample_base(dataclasses.replace(decoding, guidance=1.0), on_call)
+            sample = self._sample_base(decoding, on_call)
         else:
             fractions = refresh_fractions if method is Method.CON_WITHIN_DISC else ()
             sample = self._sample_guided(decoding, given, fractions, on_call)
@@ -325,10 +326,11 @@ class Crocodil:
 
     # ------------------------------------------------------------ canvases and plans
 
-    def default_choices(self) -> Choices:
-        """For generating."""
+    def default_choices(self, method: Method) -> Choices:
+        """For generating; the base has no registers that could guide it more or less strongly."""
         settings = self.settings
-        return Choices(temperature=settings.temperature, top_p=settings.top_p, guidance=settings.guidance)
+        guidance = 1.0 if method is Method.BASE else settings.guidance
+        return Choices(temperature=settings.temperature, top_p=settings.top_p, guidance=guidance)
 
     @property
     def device(self) -> torch.device:
@@ -398,18 +400,17 @@ class Crocodil:
         tokens = torch.cat([batch.tokens for batch in batches])
         banks = [batch.registers for batch in batches if batch.registers is not None]
         costs = [cost for batch in batches for cost in batch.costs]
+        num_registers = banks[0].shape[1] if banks else None
         return Generation(
             texts=[self.tokenizer.decode(ids) for ids in tokens.tolist()],
             tokens=tokens,
             registers=torch.cat(banks) if banks else None,
             cost=sum((batch.cost for batch in batches), Cost()),
             costs=costs,
-            nfe=sum(self.nfe(cost) for cost in costs) / len(costs),
-            flop_nfe=sum(
-                self.flop_nfe(cost, length=tokens.shape[1], num_registers=banks[0].shape[1] if banks else None)
-                for cost in costs
-            )
-            / len(costs),
+            nfe=_mean(self.nfe, costs),
+            flop_nfe=_mean(
+                lambda cost: self.flop_nfe(cost, length=tokens.shape[1], num_registers=num_registers), costs
+            ),
             seconds=seconds,
         )
 
@@ -428,13 +429,18 @@ class Crocodil:
         return cost.flop_nfe(
             unit=Size(backbone, length),
             demasker=guided if has_prefix else Size(backbone, length),
-            denoiser=Size(num_parameters(prior), prior.config.num_registers if prior else 0),
+            denoiser=Size(num_parameters(prior), 0 if prior is None else prior.config.num_registers),
             encoder=Size(num_parameters(self.encoder), length + self.encoder.config.num_registers),
         )
 
     def _largest_prior(self) -> RegisterDenoiser | None:
         priors = [prior for prior in (self.prior, self.conditional) if prior is not None]
         return max(priors, key=num_parameters, default=None)
+
+
+def _mean(value: Callable[[Cost], float], costs: Sequence[Cost]) -> float:
+    """Most samples cost the same, and to count parameters takes a while."""
+    return sum(times * value(cost) for cost, times in Counter(costs).items()) / len(costs)
 
 
 @contextmanager
