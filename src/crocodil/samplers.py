@@ -127,11 +127,14 @@ class Cost:
         return work / unit.work
 
 
+NO_COST = Cost()
+
+
 class Ledger:
     """What was spent on a batch, and for which of its samples."""
 
-    def __init__(self, canvas: TokenIds) -> None:
-        self.spent, self.samples = [Cost()], [torch.zeros_like(canvas[:, 0], dtype=torch.bool)]
+    def __init__(self, canvas: TokenIds, spent: Cost) -> None:
+        self.spent, self.samples = [spent], [torch.ones_like(canvas[:, 0], dtype=torch.bool)]
 
     def enter(self, spent: Cost, samples: Bool[Tensor, "B"]) -> None:
         """Looks at no value: that would wait for the device after every call."""
@@ -139,7 +142,7 @@ class Ledger:
         self.samples.append(samples)
 
     def total(self) -> Cost:
-        return sum(self.spent, Cost())
+        return sum(self.spent, NO_COST)
 
     def costs(self) -> list[Cost]:
         """Of each sample, as if it had been alone."""
@@ -158,7 +161,7 @@ class Draw(NamedTuple):
 
 
 Refresh: TypeAlias = Callable[[TokenIds, Streams], Draw]  # registers again, given the visible tokens
-OnCall: TypeAlias = Callable[[TokenIds, int], None]  # the canvas after a call, and the call's index in the plan
+OnCall: TypeAlias = Callable[[TokenIds, int, Cost], None]  # the canvas after a call, its index, the cost so far
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,10 +188,6 @@ class Samples(NamedTuple):
     costs: list[Cost]  # of each sample until it was finished: what it would have cost alone
     registers: RegisterBank | None  # those in use at the end
 
-    def after(self, spent: Cost) -> "Samples":
-        """The same samples, with what was spent on all of them before."""
-        return self._replace(cost=spent + self.cost, costs=[spent + cost for cost in self.costs])
-
 
 def empty_canvas(num_samples: int, decoding: Decoding, device: str | torch.device = "cpu") -> TokenIds:
     """Nothing given: every position masked."""
@@ -205,25 +204,27 @@ def decode(
     streams: Streams,
     refresh: Refresh | None = None,
     refresh_at: Collection[int] = (),
+    spent: Cost = NO_COST,
     on_call: OnCall | None = None,
 ) -> Samples:
     """Fill the masked positions of `canvas`: the green lines of Algorithms 2, 3 and 6.
 
     Tokens on the canvas are given and stay. The plan covers the last `plan.length` positions; what stands
-    before them is a prompt. `refresh` renews the registers before the calls in `refresh_at`. `on_call` sees
-    the canvas after every call. A sample depends on its own row and streams alone, never on its batch.
+    before them is a prompt. `refresh` renews the registers before the calls in `refresh_at`. `spent` is what
+    the registers have cost already; `on_call` sees the canvas after every call. A sample depends on its own
+    row and streams alone, never on its batch.
     """
     plan, mask_id = decoding.plan, decoding.mask_id
     may_change = canvas == mask_id
     first = _first_planned(may_change, plan)
     demask = _as_asked(demask, canvas, decoding, guided=registers is not None)
-    tokens, ledger = canvas, Ledger(canvas)
+    tokens, ledger = canvas, Ledger(canvas, spent)
     for call in plan.calls():
         call_streams = streams.at("call", call.index)
         masked = tokens == mask_id
         if refresh is not None and call.index in refresh_at and masked.any():
-            registers, spent = refresh(tokens, call_streams.at("refresh"))
-            ledger.enter(spent, masked.any(dim=1))
+            registers, refresh_cost = refresh(tokens, call_streams.at("refresh"))
+            ledger.enter(refresh_cost, masked.any(dim=1))
         block = _within(call, first, tokens)
         hidden = masked & block
         if not hidden.any():  # a call that has nothing to reveal is not made
@@ -239,7 +240,7 @@ def decode(
         if decoding.eos_id is not None:
             tokens = fill_behind_end(tokens, may_end=may_change, mask_id=mask_id, eos_id=decoding.eos_id)
         if on_call is not None:
-            on_call(tokens, call.index)
+            on_call(tokens, call.index, ledger.total())
     return Samples(tokens, ledger.total(), ledger.costs(), registers)
 
 
@@ -333,8 +334,7 @@ def con_then_disc(
 ) -> Samples:
     """Algorithm 2: draw the registers (lines 2-3), then decode them (lines 4-11)."""
     registers, spent = draw(streams.at("prior"))
-    samples = decode(demask, canvas, decoding, registers=registers, streams=streams, on_call=on_call)
-    return samples.after(spent)
+    return decode(demask, canvas, decoding, registers=registers, streams=streams, spent=spent, on_call=on_call)
 
 
 def con_within_disc(
@@ -357,7 +357,7 @@ def con_within_disc(
         raise ValueError(f"refresh fractions lie in [0, 1), not at {list(refresh_fractions)}")
     last = decoding.plan.num_calls - 1
     registers, spent = draw(streams.at("prior"))
-    samples = decode(
+    return decode(
         demask,
         canvas,
         decoding,
@@ -365,9 +365,9 @@ def con_within_disc(
         streams=streams,
         refresh=redraw,
         refresh_at={min(round(fraction * decoding.plan.num_calls), last) for fraction in refresh_fractions},
+        spent=spent,
         on_call=on_call,
     )
-    return samples.after(spent)
 
 
 def autoencode(
@@ -383,5 +383,5 @@ def autoencode(
     """Algorithm 6: encode a sequence to registers (line 2) and decode these on a new canvas (lines 3-9)."""
     with torch.no_grad():
         registers = encode(tokens)
-    samples = decode(demask, canvas, decoding, registers=registers, streams=streams, on_call=on_call)
-    return samples.after(Cost(encoder_calls=1))
+    spent = Cost(encoder_calls=1)
+    return decode(demask, canvas, decoding, registers=registers, streams=streams, spent=spent, on_call=on_call)

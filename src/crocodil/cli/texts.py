@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 
 from crocodil.cli.root import Format
 from crocodil.pipeline import Crocodil, Generation
-from crocodil.samplers import OnCall
+from crocodil.samplers import Cost, OnCall
 from crocodil.shapes import RegisterBank, TokenIds
 from crocodil.tokenization import Tokenizer
 
@@ -98,14 +98,14 @@ def watching(pipe: Crocodil, num_calls: int, show: bool) -> Iterator[OnCall | No
     if not show:
         yield None
         return
-    with Live(console=Console(stderr=True), transient=True, vertical_overflow="visible") as live:
+    with Live(console=Console(stderr=True), transient=True, auto_refresh=False) as live:
 
-        def on_call(tokens: TokenIds, call: int) -> None:
+        def on_call(tokens: TokenIds, call: int, cost: Cost) -> None:
             ids = tokens[0].tolist()
-            hidden = ids.count(pipe.mask_id)
+            num_shown = len(ids) - ids.count(pipe.mask_id)
+            where = f"call {call + 1} of {num_calls}, {num_shown} of {len(ids)} tokens, NFE {pipe.nfe(cost):.1f}"
             view = partly_shown(ids, pipe.tokenizer, pipe.mask_id)
-            view.append(f"\n\ncall {call + 1} of {num_calls}, {len(ids) - hidden} of {len(ids)} tokens", "cyan")
-            live.update(view)
+            live.update(Text.assemble((f"{where}\n\n", "cyan"), view), refresh=True)
 
         yield on_call
 
