@@ -1,5 +1,6 @@
 """A tiny trained model from text to text: in Python, on disk, and through every verb of the command line."""
 
+import copy
 import json
 import re
 import subprocess
@@ -14,6 +15,8 @@ from typer.testing import CliRunner
 from crocodil import cli
 from crocodil.cli.texts import difference, partly_shown
 from crocodil.pipeline import Choices, Crocodil, Given, Method, Settings
+from crocodil.pipeline.machine import affordable_batch
+from crocodil.presets.models import paper_demasker
 from crocodil.processes.masking import AboveThreshold
 from crocodil.samplers import Cost
 from crocodil.seeding import Streams
@@ -61,6 +64,25 @@ def test_a_sample_is_the_same_token_for_token_in_a_batch_of_any_size(pipe, metho
     assert made[2].texts != pipe.generate(5, method=method, calls=8, seed=4).texts
 
 
+def test_long_work_says_where_it_stands_unless_the_caller_watches(pipe, capsys):
+    pipe.decode(pipe.encode([TEXT] * 3), calls=1, batch_size=2)
+    assert "sampling: 3/3 texts" in capsys.readouterr().err
+    seen = []
+    pipe.generate(
+        3, calls=2, batch_size=2, on_call=lambda tokens, call, cost: seen.append((len(tokens), call, cost))
+    )
+    assert capsys.readouterr().err == ""
+    assert seen == [
+        (size, call, Cost(call + 1, (12, 16)[call], call)) for size in (2, 1) for call in (0, 1)
+    ]  # refreshed half way
+
+
+def test_a_batch_is_as_large_as_memory_allows():
+    config, cpu = paper_demasker(), torch.device("cpu")
+    assert 256 >= affordable_batch(config, 64, cpu) >= affordable_batch(config, 4096, cpu) >= 1
+    assert affordable_batch(config, 10**7, cpu) == 1
+
+
 def test_every_method_costs_what_the_paper_says_it_does(pipe):
     costs = {method: pipe.generate(1, method=method, calls=8).costs[0] for method in METHODS}
     assert costs[Method.BASE].denoiser_calls == 0
@@ -100,6 +122,16 @@ def test_the_first_registers_are_drawn_given_the_visible_tokens_alone(pipe):
     assert drawn.cost == Cost(denoiser_calls=8, encoder_calls=1)
     other = pipe.draw_given(pipe.canvas(64, Given(prefix=OTHER)).expand(2, -1), streams, num_steps=8)
     assert not torch.allclose(drawn.registers, other.registers, atol=1e-2)
+
+
+def test_conditions_may_have_an_encoder_of_their_own(pipe):
+    streams, canvas = Streams.of("here", samples=range(1)), pipe.canvas(64, Given(prefix=TEXT))[None]
+    other = copy.deepcopy(pipe.encoder)
+    other.suffix.add_(1.0)
+    own = replace(pipe, condition_encoder=other)
+    drawn, own_drawn = (model.draw_given(canvas, streams, num_steps=8).registers for model in (pipe, own))
+    assert not torch.allclose(drawn, own_drawn, atol=1e-3)
+    assert torch.equal(pipe.encode([TEXT]), own.encode([TEXT]))
 
 
 def test_one_conditional_denoiser_can_serve_as_both_priors(pipe):

@@ -78,7 +78,7 @@ def generate(
 
 @app.command()
 def autoencode(
-    files: Annotated[list[Path], typer.Argument(help="Texts.")],
+    files: Annotated[list[Path], typer.Argument(metavar="FILE", help="Texts.")],
     calls: Calls = None,
     registers: NumRegisters = None,
     model: Model = "builtin",
@@ -104,7 +104,7 @@ def autoencode(
 
 @app.command()
 def encode(
-    files: Annotated[list[Path], typer.Argument(help="Texts.")],
+    files: Annotated[list[Path], typer.Argument(metavar="FILE", help="Texts.")],
     out: Annotated[Path, typer.Option(help="The .safetensors file to write.")],
     model: Model = "builtin",
     device: Device = None,
