@@ -1,6 +1,7 @@
 """Every annotated shape in `crocodil` is checked while the tests run; no test asks the network."""
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,8 +9,42 @@ from jaxtyping import install_import_hook
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 install_import_hook("crocodil", "typecheck.typechecked")
+sys.path.insert(0, str(Path(__file__).parent / "corpus"))
 
 
 @pytest.fixture(scope="session")
 def fixtures() -> Path:
     return Path(__file__).parent / "fixtures"
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory):
+    """A small corpus of programs that are much alike: quickly learned."""
+    from wheels import program
+
+    from crocodil.corpus.build import build
+    from crocodil.corpus.recipe import Recipe
+    from crocodil.corpus.sources import Files
+
+    root = tmp_path_factory.mktemp("corpus")
+    for number in range(60):
+        file = root / "files" / f"p{number}" / "m.py"
+        file.parent.mkdir(parents=True)
+        file.write_text(program(f"q{number}", 6))
+    recipe = Recipe(
+        source=Files(root / "files"), permissive_only=False, vocab_size=320, near_duplicate=1.0,
+        hold_out_families=False, valid_share=0.1, test_share=0.1,
+    )  # fmt: skip
+    return build(recipe, root / "corpus", num_processes=1)
+
+
+@pytest.fixture(scope="session")
+def trained(corpus, tmp_path_factory):
+    """A run directory with all stages finished."""
+    from crocodil.presets.training import tiny
+    from crocodil.training.run import STAGES, Place, run_stage
+
+    out = tmp_path_factory.mktemp("run")
+    for stage in STAGES:
+        assert run_stage(stage, tiny(corpus), Place(corpus, out, out))
+    return out

@@ -1,12 +1,13 @@
 import json
 import math
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import pytest
 import tiny
 import torch
 from safetensors.torch import load_file
-from tiny import MASK, NUM_REGISTERS, REGISTER_WIDTH, VOCAB
+from tiny import EOS, MASK, NUM_REGISTERS, REGISTER_WIDTH, VOCAB
 
 from crocodil.checkpoints import load_llada
 from crocodil.processes.masking import (
@@ -30,6 +31,7 @@ from crocodil.samplers import (
     draw_registers,
     empty_canvas,
     guided,
+    strengthened,
     unguided,
 )
 
@@ -57,6 +59,13 @@ def perfect(tokens):
     return demask
 
 
+def watched(demask, canvas, how, **choices):
+    """The samples, and the canvas after every call."""
+    history = []
+    samples = decode(demask, canvas, how, on_call=lambda tokens, call, cost: history.append(tokens), **choices)
+    return samples, history
+
+
 def decoding(length=16, block_size=None, num_calls=4, **choices):
     plan = DecodePlan(length=length, block_size=block_size or length, num_calls=num_calls)
     return Decoding(plan=plan, mask_id=MASK, **choices)
@@ -81,19 +90,19 @@ def test_every_rule_fills_the_canvas_and_never_writes_the_mask_or_over_given_tok
     given = tiny.streams(5, "given").uniform(16) < 0.4  # an infilling: other places in every sample
     tokens = tiny.programs(5, 16)
     canvas = torch.where(given, tokens, canvas)
-    samples = decode(unguided(tiny.llada()), canvas, how, streams=tiny.streams(5), keep_history=True)
-    for state in [*samples.history, samples.tokens]:
+    samples, history = watched(unguided(tiny.llada()), canvas, how, streams=tiny.streams(5))
+    for state in history:
         assert torch.equal(state[given], tokens[given])
     assert (samples.tokens != MASK).all()
-    assert torch.equal(samples.history[-1], samples.tokens)
+    assert torch.equal(history[-1], samples.tokens)
 
 
 def test_a_prompt_stands_before_the_plan_and_stays():
     tokens, how = tiny.programs(3, 20), decoding(length=16, block_size=4, num_calls=8)
     canvas = torch.cat([tokens[:, :4], empty_canvas(3, how)], dim=1)
-    samples = decode(perfect(tokens), canvas, how, streams=tiny.streams(3), keep_history=True)
+    samples, history = watched(perfect(tokens), canvas, how, streams=tiny.streams(3))
     assert torch.equal(samples.tokens, tokens)
-    for call, state in enumerate(samples.history):  # blocks open one after the other
+    for call, state in enumerate(history):  # blocks open one after the other
         finished = 4 + 4 * ((call + 1) // 2)
         assert (state[:, :finished] != MASK).all()
         assert (state[:, finished + 4 :] == MASK).all()
@@ -101,20 +110,17 @@ def test_a_prompt_stands_before_the_plan_and_stays():
 
 def test_each_call_reveals_its_share_and_committed_tokens_never_change():
     how = decoding(length=16, num_calls=5, rule=AtRandom(), temperature=1.0)
-    samples = decode(unguided(tiny.llada()), empty_canvas(4, how), how, streams=tiny.streams(4), keep_history=True)
-    shown = torch.stack([(state != MASK).sum(dim=1) for state in samples.history])
+    _, history = watched(unguided(tiny.llada()), empty_canvas(4, how), how, streams=tiny.streams(4))
+    shown = torch.stack([(state != MASK).sum(dim=1) for state in history])
     assert (shown == torch.tensor([4, 7, 10, 13, 16])[:, None]).all()
-    for earlier, later in zip(samples.history, samples.history[1:], strict=False):
+    for earlier, later in pairwise(history):
         assert torch.equal(later[earlier != MASK], earlier[earlier != MASK])
 
 
 def test_remasking_as_printed_lets_committed_tokens_change():
     how = decoding(length=16, num_calls=8, rule=Remask(), temperature=1.0)
-    samples = decode(unguided(tiny.llada()), empty_canvas(4, how), how, streams=tiny.streams(4), keep_history=True)
-    assert any(
-        ((later != earlier) & (earlier != MASK)).any()
-        for earlier, later in zip(samples.history, samples.history[1:], strict=False)
-    )
+    _, history = watched(unguided(tiny.llada()), empty_canvas(4, how), how, streams=tiny.streams(4))
+    assert any(((later != earlier) & (earlier != MASK)).any() for earlier, later in pairwise(history))
 
 
 def test_a_threshold_that_is_met_saves_calls():
@@ -142,12 +148,113 @@ def test_a_sample_is_the_same_in_a_batch_of_any_size(rule):
         assert torch.equal(together.tokens[one], alone.tokens)
 
 
+def test_calls_are_counted_for_each_sample_and_a_finished_batch_makes_none():
+    tokens = tiny.programs(2, 16)
+    canvas = torch.full((2, 16), MASK)
+    canvas[1, 2:] = tokens[1, 2:]  # two tokens are left to find
+    samples = decode(perfect(tokens), canvas, decoding(num_calls=16), streams=tiny.streams(2))
+    assert samples.costs == [Cost(16), Cost(2)]
+    assert samples.cost == Cost(demasker_calls=16)
+    alone = decode(perfect(tokens[1:]), canvas[1:], decoding(num_calls=16), streams=tiny.streams(1))
+    assert alone.cost == Cost(demasker_calls=2)
+
+
+@pytest.mark.parametrize("rule", [AboveThreshold(0.05), Remask()], ids=lambda rule: type(rule).__name__)
+def test_refreshes_in_a_batch_are_those_of_each_sample_alone_even_where_blocks_fill_early(rule):
+    how = decoding(length=16, block_size=4, num_calls=16, rule=rule, temperature=1.0, eos_id=EOS)
+    demask, denoiser, encoder = guided(tiny.demasker()), tiny.denoiser(tiny.CONDITIONAL), tiny.encoder()
+
+    def draw(streams):
+        return draw_registers(denoiser, SAMPLING, streams=streams)
+
+    def redraw(tokens, streams):
+        condition = encoder(tokens, hidden=tokens == MASK)
+        return draw_registers(
+            lambda noisy, time: denoiser(noisy, time, condition=condition), SAMPLING, streams=streams
+        )
+
+    def sampled(streams):
+        return con_within_disc(
+            draw, redraw, demask, empty_canvas(len(streams), how), how,
+            streams=streams, refresh_fractions=(0.2, 0.3, 0.7),
+        )  # fmt: skip
+
+    streams = tiny.streams(5)
+    together = sampled(streams)
+    for i in range(5):
+        alone = sampled(streams[torch.tensor([i])])
+        assert torch.equal(together.tokens[i], alone.tokens[0])
+        assert together.costs[i] == alone.costs[0] == alone.cost
+
+
 def test_a_canvas_that_does_not_fit_the_plan_is_refused():
     how = decoding(length=16)
     with pytest.raises(ValueError, match="a plan for 16 tokens on a canvas of 10"):
         decode(perfect(tiny.programs(1, 10)), torch.full((1, 10), MASK), how, streams=tiny.streams(1))
     with pytest.raises(ValueError, match="the first 4 tokens are before the plan's 16"):
         decode(perfect(tiny.programs(1, 20)), torch.full((1, 20), MASK), how, streams=tiny.streams(1))
+
+
+# ---------------------------------------------------------------- the end of a text
+
+
+def surest_of_the_filling(tokens):
+    """A demasker that knows the text, and is surer of a token the further to the right it stands."""
+
+    def demask(noisy_tokens, registers, rows):
+        return (3 + rows.nonzero()[:, 1:]) * torch.nn.functional.one_hot(tokens[rows], VOCAB).float()
+
+    return demask
+
+
+@pytest.mark.parametrize("eos_last", [True, False])
+def test_confidence_alone_floods_the_canvas_with_ends_and_holding_them_back_does_not(eos_last):
+    tokens = tiny.programs(2, 16)
+    tokens[:, 6:] = EOS
+    how = decoding(num_calls=8, eos_id=EOS, eos_last=eos_last)
+    samples, history = watched(surest_of_the_filling(tokens), empty_canvas(2, how), how, streams=tiny.streams(2))
+    assert torch.equal(samples.tokens, tokens)
+    ends = [int((state == EOS).sum()) for state in history]
+    assert ends == ([0, 0, 0, 20] if eos_last else [4, 8, 12, 16, 20, 20, 20, 20])
+    assert samples.cost.demasker_calls == len(ends)  # the filling behind the text costs nothing
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: type(rule).__name__)
+def test_no_end_cuts_off_given_text(rule):
+    how = decoding(num_calls=8, rule=rule, temperature=1.0, eos_id=EOS)
+    canvas = empty_canvas(3, how)
+    canvas[:, 12:] = torch.tensor([1, 2, 3, EOS])
+
+    def eager_to_end(noisy_tokens, registers, rows):
+        return 9.0 * torch.nn.functional.one_hot(torch.full((int(rows.sum()),), EOS), VOCAB)
+
+    ended = decode(eager_to_end, empty_canvas(3, how), how, streams=tiny.streams(3)).tokens
+    assert (ended == EOS).float().mean() > 0.9
+    infilled = decode(eager_to_end, canvas, how, streams=tiny.streams(3)).tokens
+    assert (infilled[:, :12] != EOS).all()
+    assert torch.equal(infilled[:, 12:], canvas[:, 12:])
+
+
+# ---------------------------------------------------------------- guidance strength
+
+
+def test_guidance_moves_logits_away_from_those_of_the_empty_prefix():
+    demask, tokens, registers = guided(tiny.demasker()), tiny.programs(2, 8), tiny.bank(2)
+    rows = torch.ones(2, 8, dtype=torch.bool)
+    without, full = demask(tokens, None, rows), demask(tokens, registers, rows)
+    for strength, expected in ((0.0, without), (1.0, full), (3.0, full + 2 * (full - without))):
+        assert torch.allclose(strengthened(demask, strength)(tokens, registers, rows), expected, atol=1e-5)
+
+
+def test_guidance_costs_a_second_call_each_time_and_needs_registers():
+    how = decoding(guidance=2.0)
+    samples = decode(
+        guided(tiny.demasker()), empty_canvas(2, how), how, registers=tiny.bank(2), streams=tiny.streams(2)
+    )
+    assert samples.cost == Cost(demasker_calls=8)
+    assert samples.costs == [Cost(8), Cost(8)]
+    with pytest.raises(ValueError, match="strengthens registers, and there are none"):
+        decode(guided(tiny.demasker()), empty_canvas(2, how), how, streams=tiny.streams(2))
 
 
 # ---------------------------------------------------------------- parity with LLaDA's own generate

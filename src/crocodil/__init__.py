@@ -11,12 +11,14 @@ if TYPE_CHECKING:
     from crocodil.models.llada import LLaDA
     from crocodil.models.register_denoiser import RegisterDenoiser
     from crocodil.models.register_encoder import RegisterEncoder
+    from crocodil.pipeline import Crocodil
     from crocodil.processes.masking import DecodePlan
     from crocodil.samplers import Cost, Decoding, decode
     from crocodil.seeding import Streams
 
 _HOMES = {
     "Cost": "samplers",
+    "Crocodil": "pipeline",
     "DecodePlan": "processes.masking",
     "Decoding": "samplers",
     "Demasker": "models.demasker",
@@ -33,6 +35,7 @@ _HOMES = {
 
 __all__ = [
     "Cost",
+    "Crocodil",
     "DecodePlan",
     "Decoding",
     "Demasker",

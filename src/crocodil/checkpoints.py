@@ -69,7 +69,7 @@ _LLADA_FIXED = {
 def load_llada(directory: StrPath, *, dtype: torch.dtype | None = None, device: Device = "cpu") -> LLaDA:
     """LLaDA from its public format: config.json and safetensors, one file or an index of shards."""
     directory = Path(directory)
-    config = llada_config(_read_json(directory / CONFIG_FILE), source=directory / CONFIG_FILE)
+    config = llada_config(read_json(directory / CONFIG_FILE), source=directory / CONFIG_FILE)
     with torch.device("meta"):
         model = LLaDA(config)
     return _load(model, _stored_tensors(directory), rename=llada_name, dtype=dtype, device=device)
@@ -134,7 +134,7 @@ def load_qwen3_embedding(
     unless told otherwise.
     """
     directory = Path(directory)
-    values = _read_json(directory / CONFIG_FILE)
+    values = read_json(directory / CONFIG_FILE)
     config = qwen3_config(
         values,
         source=directory / CONFIG_FILE,
@@ -234,7 +234,7 @@ def load_model(directory: StrPath, *, dtype: torch.dtype | None = None, device: 
     """A model that `save_model` wrote."""
     directory = Path(directory)
     source = directory / CONFIG_FILE
-    description = _read_json(source)
+    description = read_json(source)
     if description.get("format") != FORMAT:
         raise ValueError(f"{source} is not in this project's format (for LLaDA's own, use load_llada)")
     if description.get("format_version") != FORMAT_VERSION:
@@ -244,13 +244,13 @@ def load_model(directory: StrPath, *, dtype: torch.dtype | None = None, device: 
     if kind not in _KINDS:
         raise ValueError(f"{source}: unknown kind of model {kind!r}, known are {', '.join(_KINDS)}")
     build, config_class = _KINDS[kind]
-    config = _config_from_json(config_class, description.get("config"), source)
+    config = config_from_json(config_class, description.get("config"), source)
     with torch.device("meta"):
         model = build(config)
     return _load(model, _stored_tensors(directory), rename=lambda name: name, dtype=dtype, device=device)
 
 
-def _config_from_json(config_class: type, values: Any, source: Path) -> Any:
+def config_from_json(config_class: type, values: Any, source: Path) -> Any:
     """The frozen config with exactly these values; a field more or less is an error."""
     if not isinstance(values, dict):
         raise ValueError(f"{source}: expected the fields of {config_class.__name__}, found {values!r}")
@@ -258,7 +258,7 @@ def _config_from_json(config_class: type, values: Any, source: Path) -> Any:
     if differ := set(types) ^ set(values):
         raise ValueError(f"{source}: fields of {config_class.__name__} differ: {', '.join(sorted(differ))}")
     fields = {
-        name: _config_from_json(types[name], value, source) if dataclasses.is_dataclass(types[name]) else value
+        name: config_from_json(types[name], value, source) if dataclasses.is_dataclass(types[name]) else value
         for name, value in values.items()
     }
     return config_class(**fields)
@@ -312,7 +312,7 @@ def _stored_tensors(directory: Path) -> Stored:
 
 
 def _indexed_tensors(index: Path) -> Stored:
-    weight_map = _read_json(index).get("weight_map")
+    weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise ValueError(f"{index} has no weight_map")
     promised: dict[str, set[str]] = {}
@@ -340,7 +340,7 @@ def _opened(file: Path) -> Any:
         raise ValueError(f"{file} is damaged or cut short: {error}") from error
 
 
-def _read_json(file: Path) -> dict[str, Any]:
+def read_json(file: Path) -> dict[str, Any]:
     if not file.is_file():
         raise ValueError(f"{file} is missing")
     try:

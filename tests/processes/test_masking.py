@@ -3,7 +3,7 @@ import math
 import pytest
 import tiny
 import torch
-from tiny import MASK, VOCAB
+from tiny import EOS, MASK, VOCAB
 
 from crocodil.processes.masking import (
     AboveThreshold,
@@ -13,9 +13,12 @@ from crocodil.processes.masking import (
     NoisyConfidence,
     Remask,
     RevealStep,
+    before_given_text,
     demasking_loss,
+    fill_behind_end,
     gumbel_argmax,
     highest,
+    hold_back_ends,
     mask_prob_at,
     mask_tokens,
     propose_tokens,
@@ -193,6 +196,28 @@ def test_a_row_draws_the_same_token_whatever_other_rows_there_are():
     assert torch.equal(together[some], gumbel_argmax(logits[some], temperature=1.0, streams=streams[some]))
 
 
+@pytest.mark.parametrize(
+    ("temperature", "top_p", "kept"), [(1.0, 0.6, [0]), (1.0, 0.7, [0, 2]), (4.0, 0.6, [0, 2])]
+)
+def test_top_p_draws_among_the_most_probable_of_the_tempered_distribution(temperature, top_p, kept):
+    logits = torch.tensor([2.0, 0.0, 1.0, -1.0])  # at temperature 1: 0.64, 0.09, 0.24, 0.03
+    drawn = gumbel_argmax(
+        logits.expand(4000, -1), temperature=temperature, top_p=top_p, streams=tiny.streams(4000)
+    )
+    frequency = torch.bincount(drawn, minlength=4)[kept] / 4000
+    assert torch.allclose(frequency, (logits[kept] / temperature).softmax(dim=0), atol=0.03)
+
+
+def test_top_p_leaves_confidences_alone():
+    logits, streams = tiny.streams(50, "logits").normal(VOCAB), tiny.streams(50)
+    found = propose_tokens(logits, mask_id=MASK, temperature=1.0, top_p=0.01, streams=streams)
+    greedy = propose_tokens(logits, mask_id=MASK)
+    assert torch.equal(found.tokens, greedy.tokens)
+    assert torch.equal(found.log_prob, greedy.log_prob)
+    with pytest.raises(ValueError, match="top_p is a probability above 0, not 0"):
+        propose_tokens(logits, mask_id=MASK, temperature=1.0, top_p=0.0, streams=streams)
+
+
 def test_drawing_needs_streams_and_a_temperature_above_zero():
     logits = torch.zeros(2, VOCAB)
     with pytest.raises(ValueError, match="pass streams"):
@@ -264,3 +289,28 @@ def test_every_rule_but_remasking_keeps_what_was_shown(rule):
     shown = rule(step(-tiny.streams(50).uniform(10), hidden=hidden))
     assert shown[~hidden].all()
     assert (shown & hidden).sum(dim=1).eq(2).all() or isinstance(rule, AboveThreshold)
+
+
+# ---------------------------------------------------------------- the end of a text
+
+
+def test_an_end_is_as_sure_as_what_stands_before_it_so_a_threshold_can_keep_it():
+    log_prob = torch.tensor([[-1.0, -0.1, -0.2, -0.01, -0.3]])
+    hidden = torch.tensor([[False, True, True, True, True]])
+    held = hold_back_ends(log_prob, ends=torch.tensor([[False, False, False, True, True]]), hidden=hidden)
+    assert torch.equal(held[:, 1:], torch.tensor([[-0.1, -0.2, -0.2, -0.3]]))
+
+
+def test_a_text_does_not_stop_at_an_end_while_something_before_it_is_hidden():
+    tokens = torch.tensor([[5, MASK, EOS, MASK], [5, 6, EOS, MASK], [EOS, MASK, MASK, MASK]])
+    may_end = torch.tensor([False, True, True, True]).expand(3, -1)
+    filled = fill_behind_end(tokens, may_end=may_end, mask_id=MASK, eos_id=EOS)
+    assert filled.tolist() == [[5, MASK, EOS, MASK], [5, 6, EOS, EOS], [EOS, MASK, MASK, MASK]]
+
+
+def test_only_what_stands_before_given_text_must_not_end():
+    canvas = torch.tensor([[5, MASK, 6, MASK, EOS], [EOS, MASK, MASK, MASK, MASK]])
+    assert before_given_text(canvas, mask_id=MASK, eos_id=EOS).tolist() == [
+        [True, True, True, False, False],
+        [False] * 5,
+    ]

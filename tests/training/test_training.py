@@ -24,16 +24,6 @@ from crocodil.training.loop import LoopConfig, Phase, start, take_step, train, t
 from crocodil.training.run import Place, base_stage, guided_stage, run_stage
 
 
-@pytest.fixture(scope="session")
-def trained(corpus, tmp_path_factory):
-    """A run directory with all stages finished."""
-    out = tmp_path_factory.mktemp("run")
-    place = Place(corpus, out, out)
-    for stage in ("base", "guided", "registers", "prior", "conditional"):
-        assert run_stage(stage, tiny(corpus), place)
-    return out
-
-
 def rows(directory):
     return [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
 

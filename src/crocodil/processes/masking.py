@@ -130,7 +130,10 @@ class DecodePlan:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
         if self.length % self.block_size:
-            raise ValueError(f"block_size {self.block_size} does not divide length {self.length}")
+            raise ValueError(
+                f"block_size {self.block_size} does not divide length {self.length}: take "
+                + " or ".join(str(size) for size in _divisors_around(self.block_size, self.length))
+            )
         if self.num_calls % self.num_blocks:
             raise ValueError(
                 f"{self.num_calls} calls do not split over {self.num_blocks} blocks: "
@@ -162,6 +165,13 @@ class DecodePlan:
             yield Call(index, start, start + self.block_size, self.calls_per_block - done)
 
 
+def _divisors_around(number: int, whole: int) -> list[int]:
+    """The largest divisor of `whole` below a number, and the smallest one above it."""
+    divisors = [size for size in range(1, whole + 1) if whole % size == 0]
+    below, above = [size for size in divisors if size < number], [size for size in divisors if size > number]
+    return below[-1:] + above[:1]
+
+
 # ---------------------------------------------------------------- proposing tokens
 
 
@@ -171,12 +181,17 @@ class Proposal(NamedTuple):
 
 
 def propose_tokens(
-    row_logits: RowLogits, *, mask_id: int, temperature: float = 0.0, streams: Streams | None = None
+    row_logits: RowLogits,
+    *,
+    mask_id: int,
+    temperature: float = 0.0,
+    top_p: float = 1.0,
+    streams: Streams | None = None,
 ) -> Proposal:
     """x_0 ~ f_theta(x_t) for each row, with the log-probability of the token found.
 
-    The mask is no token and can never be proposed. Confidences are taken at temperature 1 and in float32
-    or better: half precision rounds most of them to exactly 1. `streams` holds one stream a row.
+    The mask is no token and can never be proposed. Confidences are taken at temperature 1, over all tokens, and
+    in float32 or better: half precision rounds most of them to exactly 1. `streams` holds one stream a row.
     """
     logits = row_logits if row_logits.dtype == torch.float64 else row_logits.float()
     is_mask = torch.arange(logits.shape[1], device=logits.device) == mask_id
@@ -186,12 +201,12 @@ def propose_tokens(
     elif streams is None:
         raise ValueError("temperature > 0 draws tokens: pass streams")
     else:
-        tokens = gumbel_argmax(logits, temperature=temperature, streams=streams)
+        tokens = gumbel_argmax(logits, temperature=temperature, top_p=top_p, streams=streams)
     log_prob = logits.gather(1, tokens[:, None])[:, 0] - logits.logsumexp(dim=1)
     return Proposal(tokens, log_prob)
 
 
-def gumbel_argmax(row_logits: RowLogits, *, temperature: float, streams: Streams) -> RowTokens:
+def gumbel_argmax(row_logits: RowLogits, *, temperature: float, top_p: float = 1.0, streams: Streams) -> RowTokens:
     """Draw from Categorical(softmax(logits / temperature)) as argmax of logits + temperature * Gumbel.
 
     In float64, since float32 noise has no tail: it quietly lowers the temperature (Zheng et al., 2024,
@@ -199,12 +214,21 @@ def gumbel_argmax(row_logits: RowLogits, *, temperature: float, streams: Streams
     """
     if temperature < 0:
         raise ValueError(f"temperature {temperature} is below 0")
+    if not 0 < top_p <= 1:
+        raise ValueError(f"top_p is a probability above 0, not {top_p}")
     rows_at_once = max(1, NOISE_AT_ONCE // row_logits.shape[1])
-    drawn = [
-        (logits.double() + temperature * _gumbel(Streams(keys), logits.shape[1])).argmax(dim=1)
-        for logits, keys in zip(row_logits.split(rows_at_once), streams.keys.split(rows_at_once), strict=True)
-    ]
+    drawn = []
+    for logits, keys in zip(row_logits.split(rows_at_once), streams.keys.split(rows_at_once), strict=True):
+        kept = logits if top_p == 1 else logits.where(nucleus(logits / temperature, top_p), -torch.inf)
+        drawn.append((kept.double() + temperature * _gumbel(Streams(keys), logits.shape[1])).argmax(dim=1))
     return torch.cat(drawn)
+
+
+def nucleus(row_logits: RowLogits, top_p: float) -> Bool[Tensor, "R V"]:
+    """The fewest tokens that together have probability `top_p`, the most probable first; at least one."""
+    probs, order = row_logits.softmax(dim=1).sort(dim=1, descending=True, stable=True)
+    more_probable = probs.cumsum(dim=1) - probs
+    return torch.zeros_like(probs, dtype=torch.bool).scatter(1, order, more_probable < top_p)
 
 
 def _gumbel(streams: Streams, count: int) -> Float[Tensor, "B {count}"]:
@@ -304,3 +328,33 @@ def highest(score: Float[Tensor, "B N"], *, among: Positions, count: Int[Tensor,
 
 def _shown(step: RevealStep) -> Positions:
     return step.open & ~step.hidden
+
+
+# ---------------------------------------------------------------- the end of a text
+
+
+def hold_back_ends(log_prob: Float[Tensor, "B N"], *, ends: Positions, hidden: Positions) -> Float[Tensor, "B N"]:
+    """A proposed end is no more confident than the least confident token still hidden before it.
+
+    The filling behind a text is all end tokens, of which a demasker is surest (decision D18). By confidence alone
+    they would be revealed first, and the length would be decided before there is any text.
+    """
+    least_so_far = log_prob.masked_fill(~hidden, 0).cummin(dim=1).values  # no log-probability is above 0
+    return log_prob.where(~ends, least_so_far)
+
+
+def fill_behind_end(tokens: TokenIds, *, may_end: Positions, mask_id: int, eos_id: int) -> TokenIds:
+    """Finish the rows that show an end, and everything before it: what is masked behind it is filling.
+
+    `may_end` are the positions that were not given: a beginning may share the end's id.
+    """
+    masked = tokens == mask_id
+    shown_until_here = masked.cumsum(dim=1) == 0
+    ended = ((tokens == eos_id) & may_end & shown_until_here).cumsum(dim=1) > 0
+    return tokens.masked_fill(masked & ended, eos_id)
+
+
+def before_given_text(canvas: TokenIds, *, mask_id: int, eos_id: int) -> Positions:
+    """Positions with given text somewhere behind them: an end there would cut it off."""
+    is_text = (canvas != mask_id) & (canvas != eos_id)
+    return is_text.flip(1).cumsum(dim=1).flip(1) > 0

@@ -5,14 +5,16 @@
 Each stage finds what it starts from in the run's own directory, or in another run's.
 """
 
+import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from crocodil.atomic import whole_file
 from crocodil.checkpoints import load_llada, load_model, load_qwen3_embedding, save_model
 from crocodil.corpus.shards import TOKENIZER_FILE, Corpus
 from crocodil.distributed import Ranks, whole
@@ -30,6 +32,7 @@ from crocodil.training.loop import LoopConfig, Stage, averaged_weights, train
 from crocodil.training.lora import LoRA, add_adapters, merged
 from crocodil.training.stages import BaseStage, ConditionalPriorStage, Data, GuidedStage, PriorStage
 
+RUN_FILE = "run.json"
 Network = TypeVar("Network", bound=nn.Module)
 
 
@@ -229,11 +232,26 @@ def run_stage(
     if place.ranks.any((out / "model").exists()):
         raise ValueError(f"{out / 'model'} exists: this stage is finished, choose another directory")
     stage, loop = TRAINED[name](run, place)
+    _record(run, place)
     state = train(stage, loop, out, ranks=place.ranks, resume=resume, max_minutes=max_minutes)
     if state.step < loop.num_steps:
         return False
     _save_models(run, stage, state, out / "model")
     return True
+
+
+def _record(run: Run, place: Place) -> None:
+    """What the run is, in words, beside its stages: the newest stage speaks for all."""
+    if place.ranks.speaks:
+        place.out.mkdir(parents=True, exist_ok=True)
+        with whole_file(place.out / RUN_FILE) as unfinished:
+            unfinished.write_text(json.dumps(asdict(run), default=str, indent=2) + "\n")
+
+
+def read_record(directory: Path) -> dict[str, Any]:
+    if not (directory / RUN_FILE).is_file():
+        raise ValueError(f"{directory} holds no run: {RUN_FILE} is missing")
+    return json.loads((directory / RUN_FILE).read_text())
 
 
 def _save_models(run: Run, stage: Stage, state: TrainState, out: Path) -> None:

@@ -1,0 +1,5 @@
+"""`python -m crocodil.cli`."""
+
+from crocodil.cli import main
+
+main()

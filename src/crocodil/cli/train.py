@@ -1,0 +1,116 @@
+"""`crocodil train`, and `crocodil assemble`, which makes a model of a finished run."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from crocodil.cli.root import app, table
+
+
+@app.command()
+def train(
+    stage: Annotated[str, typer.Argument(help="base, guided, registers, prior, conditional; or: show")],
+    directory: Annotated[Path | None, typer.Argument(help="With show: the directory of a run.")] = None,
+    preset: Annotated[str, typer.Option(help="tiny, small, paper, paper-one-gpu")] = "small",
+    data: Annotated[Path | None, typer.Option(help="The corpus.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The run: each stage has its folder in it.")] = None,
+    source: Annotated[
+        Path | None, typer.Option("--from", help="Another run, whose earlier stages are built upon.")
+    ] = None,
+    max_minutes: Annotated[float | None, typer.Option(help="Save and stop after this long.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint.")] = False,
+    changes: Annotated[
+        list[str] | None, typer.Option("--set", help="A field of the run: guided_objective.register_cosine=1.0")
+    ] = None,
+    llada: Annotated[Path | None, typer.Option(help="For the paper's presets: the folder of LLaDA-8B.")] = None,
+    qwen: Annotated[Path | None, typer.Option(help="And of Qwen3-Embedding-0.6B.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what the run will take, and stop.")] = False,
+    gpus: Annotated[int, typer.Option(help="With --dry-run: how many devices share the run.")] = 1,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; the accelerator where there is one.")] = None,
+) -> None:
+    """Train one stage of a run, or show how a run went. On several devices: torchrun -m crocodil.cli train ..."""
+    if stage == "show":
+        if directory is None:
+            raise ValueError("crocodil train show needs the directory of a run")
+        return _show_run(directory)
+    from crocodil.corpus.shards import Corpus
+    from crocodil.distributed import ranks
+    from crocodil.presets.changes import changed
+    from crocodil.presets.training import preset as preset_of
+    from crocodil.training.run import Place, Pretrained, default_device, run_stage
+
+    if data is None or out is None:
+        raise ValueError("--data (a corpus) and --out (the run) are needed")
+    found = Corpus(data)
+    run = changed(preset_of(preset, found, Pretrained(llada, qwen)), changes or ())
+    if dry_run:
+        return _show_estimates(run, gpus)
+    with ranks(device or default_device()) as all_ranks:
+        place = Place(found, out, source or out, all_ranks)
+        finished = run_stage(stage, run, place, resume=resume, max_minutes=max_minutes)
+        if all_ranks.speaks:
+            typer.echo(f"{out / stage}: " + ("finished" if finished else "stopped; go on with --resume"))
+    return None
+
+
+def _show_estimates(run: Any, num_devices: int) -> None:
+    from rich.console import Console
+
+    from crocodil.training.estimate import estimates
+
+    heads = ("stage", "trained", "frozen", "steps", "batch", "positions seen", "GB a device, about")
+    rows = [
+        (
+            one.stage,
+            *(f"{count:,}" for count in (one.trained, one.frozen, one.steps, one.batch, one.tokens)),
+            f"{one.gigabytes:.1f}",
+        )
+        for one in estimates(run, num_devices=num_devices)
+    ]
+    Console().print(table([("What the run will take",), heads, *rows]))
+
+
+def _show_run(directory: Path) -> None:
+    from rich.console import Console
+
+    from crocodil.training.history import curves, last_values
+
+    console = Console()
+    for stage, rows in last_values(directory).items():
+        console.print(table([(stage,), ("metric", "value"), *rows]))
+    for title, plot in curves(directory).items():
+        console.print(f"\n{title}", highlight=False)
+        console.print(plot, markup=False, highlight=False)
+
+
+@app.command()
+def assemble(
+    directory: Annotated[Path, typer.Argument(help="The run, with stage guided finished at least.")],
+    data: Annotated[Path, typer.Option(help="The corpus it was trained on.")],
+    out: Annotated[Path, typer.Option(help="A new folder for the model.")],
+) -> None:
+    """Make a model folder of the finished stages of a run."""
+    from crocodil.corpus.shards import TOKENIZER_FILE
+    from crocodil.pipeline import Crocodil, Settings
+    from crocodil.training.run import read_record
+
+    run = read_record(directory)
+    found = {name: directory / path for name, path in _NETWORKS.items() if (directory / path).exists()}
+    if "demasker" not in found:
+        raise ValueError(f"{directory} has no finished stage guided: there is nothing to make a model of")
+    settings = Settings(length=run["length"], largest_offset=run["prior_objective"]["largest_offset"])
+    model = Crocodil.assemble(found, tokenizer=data / TOKENIZER_FILE, settings=settings, device="cpu")
+    model.save_pretrained(out)
+    typer.echo(f"{out}: {', '.join(found)}")
+
+
+# Where a run keeps the networks of a model.
+_NETWORKS = {
+    "demasker": "guided/model/demasker",
+    "encoder": "guided/model/encoder",
+    "prior": "prior/model/denoiser",
+    "conditional": "conditional/model/denoiser",
+    "condition_encoder": "conditional/model/condition_encoder",
+    "base": "base/model/demasker",
+}

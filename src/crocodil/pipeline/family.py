@@ -1,0 +1,452 @@
+"""Crocodil: a family of trained networks with its tokenizer, from text to text and from seeds to text.
+
+Every sample has its own streams of random numbers: sample 7 of a seed is the same in a batch of any size.
+"""
+
+import dataclasses
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import TypeAlias
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from crocodil import samplers
+from crocodil.checkpoints import Device, StrPath
+from crocodil.models.demasker import Demasker
+from crocodil.models.llada import LLaDA
+from crocodil.models.register_denoiser import RegisterDenoiser
+from crocodil.models.register_encoder import RegisterEncoder
+from crocodil.pipeline.canvases import NOTHING, Given, cut_to_fit, masked_canvas, text_canvases
+from crocodil.pipeline.folder import (
+    BUILTIN,
+    NETWORKS,
+    SETTINGS_FILE,
+    TOKENIZER_FILE,
+    Settings,
+    load_networks,
+    model_folder,
+    read_settings,
+    write_folder,
+)
+from crocodil.pipeline.machine import affordable_batch, default_device, num_parameters
+from crocodil.processes.masking import DecodePlan, MostConfident, RevealRule
+from crocodil.processes.registers import interpolate
+from crocodil.progress import Advance, progress
+from crocodil.samplers import Cost, Decoding, Draw, OnCall, PriorSampling, Samples, Size
+from crocodil.seeding import Streams
+from crocodil.shapes import RegisterBank, TokenIds
+from crocodil.tokenization import Tokenizer
+
+TOKENS_A_CALL = 8  # unless a number of calls is asked for
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choices:
+    """In which order and how boldly tokens are found."""
+
+    block_size: int | None = None  # None: the whole canvas is one block
+    rule: RevealRule = field(default_factory=MostConfident)
+    temperature: float = 0.0
+    top_p: float = 1.0
+    guidance: float = 1.0
+    eos_last: bool = True
+
+
+GREEDY = Choices()
+
+
+class Method(StrEnum):
+    """Where the registers come from that guide a generation."""
+
+    BASE = "base"  # none: plain masked diffusion
+    CON_THEN_DISC = "conthendisc"  # Algorithm 2: the prior
+    CON_WITHIN_DISC = "conwithindisc"  # Algorithm 3: the prior, and again the conditional prior on the way
+
+    @classmethod
+    def _missing_(cls, value: object) -> "Method":
+        raise ValueError(f"no method {value!r}: take one of {', '.join(cls)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Generation:
+    texts: list[str]
+    tokens: TokenIds
+    registers: RegisterBank | None  # those in use at the end; None where nothing guided
+    cost: Cost  # the calls that were made, all batches together
+    costs: list[Cost]  # of each sample: the calls it would have taken alone
+    nfe: float  # of a sample on average, in the paper's unit
+    flop_nfe: float  # the same weighted by positions too, in calls of the base over the bare text
+    seconds: float
+    note: str = ""  # what the caller may not expect
+
+
+Sample: TypeAlias = Callable[[range, TokenIds, Streams], Samples]  # of these places: the canvas, the streams
+
+
+@dataclass(frozen=True, kw_only=True)
+class Crocodil:
+    """The networks of one model, and what can be done with them together."""
+
+    tokenizer: Tokenizer
+    settings: Settings
+    demasker: Demasker
+    encoder: RegisterEncoder
+    prior: RegisterDenoiser | None = None  # None: the conditional prior with its null condition (decision D15)
+    conditional: RegisterDenoiser | None = None
+    condition_encoder: RegisterEncoder | None = None  # None: the encoder (Sec. 4.3.2, comment iii)
+    base: LLaDA | None = None  # trained by itself; None: the demasker with an empty prefix (decision D14)
+
+    def __post_init__(self) -> None:
+        if self.tokenizer.special.mask is None:
+            raise ValueError("the tokenizer has no mask token: a demasker cannot work with it")
+        config = self.demasker.config
+        vocab_sizes = {len(self.tokenizer), config.backbone.vocab_size, self.encoder.config.vocab_size}
+        if len(vocab_sizes) > 1:
+            raise ValueError(f"tokenizer, demasker and encoder disagree about the vocabulary: {vocab_sizes}")
+        for network in (self.encoder, self.prior, self.conditional):
+            if network is not None and network.config.register_width != config.register_width:
+                raise ValueError(
+                    f"registers {network.config.register_width} wide for a demasker of {config.register_width}"
+                )
+
+    # ------------------------------------------------------------ files
+
+    @classmethod
+    def from_pretrained(
+        cls, path_or_name: StrPath = BUILTIN, *, device: Device | None = None, dtype: torch.dtype | None = None
+    ) -> "Crocodil":
+        """The model in a folder, or the one that is built in; on the accelerator where there is one."""
+        folder = model_folder(path_or_name)
+        return cls.assemble(
+            {name: folder / name for name in NETWORKS if (folder / name).exists()},
+            tokenizer=folder / TOKENIZER_FILE,
+            settings=read_settings(folder / SETTINGS_FILE),
+            device=device,
+            dtype=dtype,
+        )
+
+    @classmethod
+    def assemble(
+        cls,
+        networks: Mapping[str, StrPath],
+        *,
+        tokenizer: StrPath,
+        settings: Settings,
+        device: Device | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> "Crocodil":
+        """A model of networks that were saved one by one: the finished stages of a training run, say."""
+        loaded = load_networks(networks, device=device or default_device(), dtype=dtype)
+        return cls(tokenizer=Tokenizer.load(tokenizer), settings=settings, **loaded)
+
+    def save_pretrained(self, directory: StrPath) -> None:
+        """Write a model folder; an existing one is never overwritten."""
+        networks = {name: getattr(self, name) for name in NETWORKS if getattr(self, name) is not None}
+        write_folder(Path(directory), self.settings, self.tokenizer, networks)
+
+    # ------------------------------------------------------------ text -> registers -> text
+
+    @torch.no_grad()
+    def encode(self, texts: Sequence[str], *, cut: bool = False, batch_size: int | None = None) -> RegisterBank:
+        """Registers, K for each text; `registers[:, :k]` is the coarser description that decodes as well."""
+        tokens = self.tokens_of(texts, cut=cut)
+        size = batch_size or self.affordable_batch(tokens.shape[1])
+        return torch.cat([self.encoder(some) for some in tokens.split(size)])
+
+    def decode(
+        self,
+        registers: RegisterBank,
+        *,
+        calls: int | None = None,
+        length: int | None = None,
+        seed: int = 0,
+        choices: Choices = GREEDY,
+        batch_size: int | None = None,
+        on_call: OnCall | None = None,
+    ) -> Generation:
+        """Texts from registers, however many of the first ones there are."""
+        width = self.demasker.config.register_width
+        if registers.shape[2] != width:
+            raise ValueError(f"registers {registers.shape[2]} wide for a model of {width}")
+        decoding, bank = self.decoding(length, calls, choices), registers.to(self.device)
+
+        def sample(places: range, canvas: TokenIds, streams: Streams) -> Samples:
+            some = bank[places.start : places.stop]
+            demask = samplers.guided(self.demasker)
+            return samplers.decode(demask, canvas, decoding, registers=some, streams=streams, on_call=on_call)
+
+        canvas = self.canvas(decoding.plan.length)
+        return self._in_batches(sample, canvas, ("decode", seed), len(registers), batch_size, on_call)
+
+    def autoencode(
+        self,
+        texts: Sequence[str],
+        *,
+        num_registers: int | None = None,
+        cut: bool = False,
+        calls: int | None = None,
+        seed: int = 0,
+        choices: Choices = GREEDY,
+        batch_size: int | None = None,
+        on_call: OnCall | None = None,
+    ) -> Generation:
+        """Algorithm 6: what `num_registers` of each text, all by default, say about it."""
+        decoding, tokens = self.decoding(None, calls, choices), self.tokens_of(texts, cut=cut)
+
+        def sample(places: range, canvas: TokenIds, streams: Streams) -> Samples:
+            return samplers.autoencode(
+                lambda some: self.encoder(some)[:, :num_registers],
+                samplers.guided(self.demasker),
+                tokens[places.start : places.stop],
+                canvas,
+                decoding,
+                streams=streams,
+                on_call=on_call,
+            )
+
+        canvas = self.canvas(decoding.plan.length)
+        return self._in_batches(sample, canvas, ("decode", seed), len(texts), batch_size, on_call)
+
+    def interpolate(
+        self,
+        a: str,
+        b: str,
+        steps: int = 5,
+        *,
+        cut: bool = False,
+        calls: int | None = None,
+        choices: Choices = GREEDY,
+    ) -> Generation:
+        """App. D: the texts at `steps` even weights on the way from one to the other, both ends included."""
+        if steps < 2:
+            raise ValueError(f"an interpolation has at least its two ends, not {steps} steps")
+        first, second = self.encode([a, b], cut=cut).split(1)
+        mixed = [interpolate(first, second, mix_weight=step / (steps - 1)) for step in range(steps)]
+        return self.decode(torch.cat(mixed), calls=calls, choices=choices)
+
+    # ------------------------------------------------------------ seeds -> text
+
+    def generate(
+        self,
+        count: int = 1,
+        *,
+        method: Method | str = Method.CON_WITHIN_DISC,
+        length: int | None = None,
+        calls: int | None = None,
+        seed: int = 0,
+        given: Given = NOTHING,
+        refresh_fractions: Collection[float] = (0.5,),
+        choices: Choices | None = None,
+        batch_size: int | None = None,
+        on_call: OnCall | None = None,
+    ) -> Generation:
+        """`count` new texts. The beginning is given to all methods: a base without it cannot tell places apart."""
+        if count < 1:
+            raise ValueError(f"at least one text is generated, not {count}")
+        method = Method(method)
+        decoding = self.decoding(length, calls, choices or self.default_choices(method))
+        canvas = self.canvas(decoding.plan.length, given)
+        if method is Method.BASE:
+            sample = self._sample_base(decoding, on_call)
+        else:
+            fractions = refresh_fractions if method is Method.CON_WITHIN_DISC else ()
+            sample = self._sample_guided(decoding, given, fractions, on_call)
+        made = self._in_batches(sample, canvas, ("generate", seed), count, batch_size, on_call)
+        if method is Method.BASE and self.base is None:
+            made = dataclasses.replace(made, note="no base of its own: the demasker with an empty prefix")
+        return made
+
+    def _sample_base(self, decoding: Decoding, on_call: OnCall | None) -> Sample:
+        demask = samplers.guided(self.demasker) if self.base is None else samplers.unguided(self.base)
+        return lambda places, canvas, streams: samplers.decode(
+            demask, canvas, decoding, streams=streams, on_call=on_call
+        )
+
+    def _sample_guided(
+        self, decoding: Decoding, given: Given, refresh_fractions: Collection[float], on_call: OnCall | None
+    ) -> Sample:
+        """Algorithms 2 and 3; with something given, the first registers are drawn given it (decision D24)."""
+
+        def first(canvas: TokenIds, streams: Streams) -> Draw:
+            if given:
+                return self.draw_given(canvas, streams, num_steps=self.settings.prior_steps)
+            return self.draw(streams)
+
+        return lambda places, canvas, streams: samplers.con_within_disc(
+            lambda drawn: first(canvas, drawn),
+            lambda tokens, drawn: self.draw_given(tokens, drawn, num_steps=self.settings.refresh_steps),
+            samplers.guided(self.demasker),
+            canvas,
+            decoding,
+            streams=streams,
+            refresh_fractions=refresh_fractions,
+            on_call=on_call,
+        )
+
+    # ------------------------------------------------------------ registers from the priors
+
+    def draw(self, streams: Streams) -> Draw:
+        """Registers of a text like those of the training data."""
+        prior = self.conditional if self.prior is None else self.prior
+        if prior is None:
+            raise ValueError(
+                "this model has no prior: it encodes and decodes, and generates with method base only"
+            )
+        return samplers.draw_registers(prior, self._sampling(prior, self.settings.prior_steps), streams=streams)
+
+    @torch.no_grad()
+    def draw_given(self, tokens: TokenIds, streams: Streams, *, num_steps: int) -> Draw:
+        """Registers of a text of which the unmasked tokens are seen, and nothing else."""
+        conditional = self.conditional
+        if conditional is None:
+            raise ValueError("this model has no conditional prior: take conthendisc or base, with nothing given")
+        encoder = self.encoder if self.condition_encoder is None else self.condition_encoder
+        condition = encoder(tokens, hidden=tokens == self.mask_id)
+        drawn = samplers.draw_registers(
+            lambda noisy_registers, at: conditional(noisy_registers, at, condition=condition),
+            self._sampling(conditional, num_steps),
+            streams=streams,
+        )
+        return Draw(drawn.registers, drawn.cost + Cost(encoder_calls=1))
+
+    def _sampling(self, prior: RegisterDenoiser, num_steps: int) -> PriorSampling:
+        return PriorSampling(
+            num_registers=prior.config.num_registers,
+            register_width=prior.config.register_width,
+            num_steps=num_steps,
+            largest_offset=self.settings.largest_offset,
+        )
+
+    # ------------------------------------------------------------ canvases and plans
+
+    def default_choices(self, method: Method) -> Choices:
+        """For generating; the base has no registers that could guide it more or less strongly."""
+        settings = self.settings
+        guidance = 1.0 if method is Method.BASE else settings.guidance
+        return Choices(temperature=settings.temperature, top_p=settings.top_p, guidance=guidance)
+
+    @property
+    def device(self) -> torch.device:
+        return self.demasker.boundaries.device
+
+    @property
+    def mask_id(self) -> int:
+        assert self.tokenizer.special.mask is not None
+        return self.tokenizer.special.mask
+
+    def fitting(self, text: str) -> tuple[str, str]:
+        """The part of a text for which the canvas has room, and the rest."""
+        return cut_to_fit(text, self.tokenizer, length=self.settings.length)
+
+    def tokens_of(self, texts: Sequence[str], *, cut: bool = False) -> TokenIds:
+        """Texts as canvases of the model's length."""
+        return text_canvases(texts, self.tokenizer, length=self.settings.length, cut=cut).to(self.device)
+
+    def canvas(self, length: int, given: Given = NOTHING) -> Int[Tensor, "N"]:
+        """The beginning and what is given; the rest is masked."""
+        return masked_canvas(given, self.tokenizer, length=length).to(self.device)
+
+    def decoding(self, length: int | None, calls: int | None, choices: Choices) -> Decoding:
+        length = self.settings.length if length is None else length
+        if not 2 <= length <= self.settings.length:
+            raise ValueError(f"this model fills canvases of 2 to {self.settings.length} tokens, not {length}")
+        block_size = length if choices.block_size is None else choices.block_size
+        if calls is None:
+            calls = length // block_size * max(1, block_size // TOKENS_A_CALL)
+        return Decoding(
+            plan=DecodePlan(length=length, block_size=block_size, num_calls=calls),
+            mask_id=self.mask_id,
+            rule=choices.rule,
+            temperature=choices.temperature,
+            top_p=choices.top_p,
+            guidance=choices.guidance,
+            eos_id=self.tokenizer.special.eos,
+            eos_last=choices.eos_last,
+        )
+
+    # ------------------------------------------------------------ batches and costs
+
+    def affordable_batch(self, length: int) -> int:
+        return affordable_batch(self.demasker.config, length, self.device)
+
+    def _in_batches(
+        self,
+        sample: Sample,
+        canvas: Int[Tensor, "N"],
+        key: tuple[str, int],
+        count: int,
+        batch_size: int | None,
+        on_call: OnCall | None,
+    ) -> Generation:
+        """Samples 0, 1, 2 ... of a key; a bar shows where long work stands, unless the caller watches."""
+        size = batch_size or self.affordable_batch(len(canvas))
+        batches, started_at = [], time.perf_counter()
+        with _progress(count, shown=count > size and on_call is None) as advance:
+            for start in range(0, count, size):
+                places = range(start, min(start + size, count))
+                streams = Streams.of(*key, samples=places, device=self.device)
+                batches.append(sample(places, canvas.expand(len(places), -1), streams))
+                advance(len(places))
+        return self._gathered(batches, time.perf_counter() - started_at)
+
+    def _gathered(self, batches: Sequence[Samples], seconds: float) -> Generation:
+        tokens = torch.cat([batch.tokens for batch in batches])
+        banks = [batch.registers for batch in batches if batch.registers is not None]
+        costs = [cost for batch in batches for cost in batch.costs]
+        num_registers = banks[0].shape[1] if banks else None
+        return Generation(
+            texts=[self.tokenizer.decode(ids) for ids in tokens.tolist()],
+            tokens=tokens,
+            registers=torch.cat(banks) if banks else None,
+            cost=sum((batch.cost for batch in batches), Cost()),
+            costs=costs,
+            nfe=_mean(self.nfe, costs),
+            flop_nfe=_mean(
+                lambda cost: self.flop_nfe(cost, length=tokens.shape[1], num_registers=num_registers), costs
+            ),
+            seconds=seconds,
+        )
+
+    def nfe(self, cost: Cost) -> float:
+        """In the paper's unit; where the two priors differ in size, all calls count as of the larger one."""
+        return cost.nfe(
+            demasker_parameters=num_parameters(self.demasker),
+            denoiser_parameters=num_parameters(self._largest_prior()),
+        )
+
+    def flop_nfe(self, cost: Cost, *, length: int, num_registers: int | None) -> float:
+        """In calls of the base over the bare text; `num_registers` is None where nothing guided."""
+        prior, backbone = self._largest_prior(), num_parameters(self.demasker.backbone)
+        guided = Size(num_parameters(self.demasker), length + 2 + (num_registers or 0))
+        has_prefix = num_registers is not None or self.base is None
+        return cost.flop_nfe(
+            unit=Size(backbone, length),
+            demasker=guided if has_prefix else Size(backbone, length),
+            denoiser=Size(num_parameters(prior), 0 if prior is None else prior.config.num_registers),
+            encoder=Size(num_parameters(self.encoder), length + self.encoder.config.num_registers),
+        )
+
+    def _largest_prior(self) -> RegisterDenoiser | None:
+        priors = [prior for prior in (self.prior, self.conditional) if prior is not None]
+        return max(priors, key=num_parameters, default=None)
+
+
+def _mean(value: Callable[[Cost], float], costs: Sequence[Cost]) -> float:
+    """Most samples cost the same, and to count parameters takes a while."""
+    return sum(times * value(cost) for cost, times in Counter(costs).items()) / len(costs)
+
+
+@contextmanager
+def _progress(count: int, *, shown: bool) -> Iterator[Advance]:
+    if not shown:
+        yield lambda count=1, note="": None
+        return
+    with progress("sampling", count, unit="texts") as advance:
+        yield advance

@@ -1,0 +1,97 @@
+"""A model folder: crocodil.json, tokenizer.json and a folder for each network."""
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from crocodil.atomic import whole_directory
+from crocodil.checkpoints import Device, StrPath, config_from_json, load_model, read_json, save_model
+from crocodil.models.demasker import Demasker
+from crocodil.models.llada import LLaDA
+from crocodil.models.register_denoiser import RegisterDenoiser
+from crocodil.models.register_encoder import RegisterEncoder
+from crocodil.tokenization import Tokenizer
+
+FORMAT, FORMAT_VERSION = "crocodil model", 1
+SETTINGS_FILE, TOKENIZER_FILE = "crocodil.json", "tokenizer.json"
+BUILTIN = "builtin"  # the model that ships with the package
+
+# The networks of a model folder: the first two are always there.
+NETWORKS: dict[str, type[nn.Module]] = {
+    "demasker": Demasker,
+    "encoder": RegisterEncoder,
+    "prior": RegisterDenoiser,
+    "conditional": RegisterDenoiser,
+    "condition_encoder": RegisterEncoder,
+    "base": LLaDA,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """How a model is used: written beside its weights."""
+
+    length: int  # of the canvases it was trained on, in tokens
+    largest_offset: float = 0.1  # of the priors' block offsets, as in training (decision D4)
+    prior_steps: int = 128  # Sec. 5
+    refresh_steps: int = 32  # Sec. 5
+    temperature: float = 1.0  # of generated tokens
+    top_p: float = 1.0
+    guidance: float = 1.0
+
+
+def write_folder(
+    target: Path, settings: Settings, tokenizer: Tokenizer, networks: Mapping[str, nn.Module]
+) -> None:
+    """The folder appears whole or not at all, and never in place of another."""
+    if target.exists():
+        raise ValueError(f"{target} exists: models are never overwritten, choose another directory")
+    with whole_directory(target) as unfinished:
+        about = {"format": FORMAT, "format_version": FORMAT_VERSION, **dataclasses.asdict(settings)}
+        (unfinished / SETTINGS_FILE).write_text(json.dumps(about, indent=2) + "\n")
+        tokenizer.save(unfinished / TOKENIZER_FILE)
+        for name, network in networks.items():
+            save_model(network, unfinished / name)  # type: ignore[arg-type]
+
+
+def load_networks(
+    paths: Mapping[str, StrPath], *, device: Device, dtype: torch.dtype | None = None
+) -> dict[str, Any]:
+    """Networks that were saved one by one, by the names of `NETWORKS`; nothing in them learns any more."""
+    if missing := {"demasker", "encoder"} - set(paths):
+        raise ValueError(f"a model needs a demasker and an encoder: no {' and no '.join(sorted(missing))}")
+    loaded = {}
+    for name, path in paths.items():
+        network = load_model(path, dtype=dtype, device=device)
+        if not isinstance(network, NETWORKS[name]):
+            raise ValueError(f"{path} holds a {type(network).__name__}, not a {NETWORKS[name].__name__}")
+        loaded[name] = network.eval().requires_grad_(False)
+    return loaded
+
+
+def model_folder(path_or_name: StrPath) -> Path:
+    if path_or_name == BUILTIN:
+        folder = Path(__file__).parent.parent / BUILTIN
+        if not (folder / SETTINGS_FILE).is_file():
+            raise ValueError("no model is built in yet: pass a model folder, as `crocodil assemble` writes it")
+        return folder
+    folder = Path(path_or_name)
+    if not (folder / SETTINGS_FILE).is_file():
+        raise ValueError(
+            f"no model {str(path_or_name)!r}: a model is {BUILTIN!r}, or a folder with {SETTINGS_FILE}"
+        )
+    return folder
+
+
+def read_settings(file: Path) -> Settings:
+    about = read_json(file)
+    found = (about.pop("format", None), about.pop("format_version", None))
+    if found != (FORMAT, FORMAT_VERSION):
+        raise ValueError(f"{file} is not version {FORMAT_VERSION} of this project's model format")
+    return config_from_json(Settings, about, file)

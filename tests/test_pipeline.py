@@ -1,0 +1,394 @@
+"""A tiny trained model from text to text: in Python, on disk, and through every verb of the command line."""
+
+import copy
+import json
+import re
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from typer.testing import CliRunner
+
+from crocodil import cli
+from crocodil.cli.texts import difference, partly_shown
+from crocodil.pipeline import Choices, Crocodil, Given, Method, Settings
+from crocodil.pipeline.machine import affordable_batch
+from crocodil.presets.models import paper_demasker
+from crocodil.processes.masking import AboveThreshold
+from crocodil.samplers import Cost
+from crocodil.seeding import Streams
+
+TEXT = "def q1_alpha_0(q1_delta, scale=0):\n    return total\n"
+OTHER = "    for step in range(4):\n        total += q2_beta ** step\n"
+METHODS = list(Method)
+
+
+def run(*arguments):
+    return CliRunner().invoke(cli.app, [str(argument) for argument in arguments])
+
+
+@pytest.fixture(scope="session")
+def folder(trained, corpus, tmp_path_factory):
+    """A model folder, made of a training run as a user makes it; its priors take fewer steps than the paper's."""
+    out = tmp_path_factory.mktemp("model")
+    made = run("assemble", trained, "--data", corpus.directory, "--out", out / "whole", "--preset", "tiny")
+    assert made.output.strip() == f"{out / 'whole'}: demasker, encoder, prior, conditional, base"
+    model = Crocodil.from_pretrained(out / "whole", device="cpu")
+    assert model.settings == Settings(length=64, prior_steps=128, refresh_steps=32)
+    replace(model, settings=replace(model.settings, prior_steps=12, refresh_steps=4)).save_pretrained(
+        out / "quick"
+    )
+    return out / "quick"
+
+
+@pytest.fixture(scope="session")
+def pipe(folder):
+    return Crocodil.from_pretrained(folder, device="cpu")
+
+
+# ---------------------------------------------------------------- generating
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_sample_is_the_same_token_for_token_in_a_batch_of_any_size(pipe, method):
+    made = [pipe.generate(5, method=method, calls=8, seed=3, batch_size=size) for size in (1, 2, 5)]
+    for other in made[1:]:
+        assert torch.equal(made[0].tokens, other.tokens)
+        assert made[0].costs == other.costs
+        assert made[0].nfe == other.nfe
+    assert made[0].cost.demasker_calls == sum(cost.demasker_calls for cost in made[0].costs)
+    assert made[2].texts[:3] == pipe.generate(3, method=method, calls=8, seed=3).texts
+    assert made[2].texts != pipe.generate(5, method=method, calls=8, seed=4).texts
+
+
+def test_long_work_says_where_it_stands_unless_the_caller_watches(pipe, capsys):
+    pipe.decode(pipe.encode([TEXT] * 3), calls=1, batch_size=2)
+    assert "sampling: 3/3 texts" in capsys.readouterr().err
+    seen = []
+    pipe.generate(
+        3, calls=2, batch_size=2, on_call=lambda tokens, call, cost: seen.append((len(tokens), call, cost))
+    )
+    assert capsys.readouterr().err == ""
+    assert seen == [
+        (size, call, Cost(call + 1, (12, 16)[call], call)) for size in (2, 1) for call in (0, 1)
+    ]  # refreshed half way
+
+
+def test_a_batch_is_as_large_as_memory_allows():
+    config, cpu = paper_demasker(), torch.device("cpu")
+    assert 256 >= affordable_batch(config, 64, cpu) >= affordable_batch(config, 4096, cpu) >= 1
+    assert affordable_batch(config, 10**7, cpu) == 1
+
+
+def test_every_method_costs_what_the_paper_says_it_does(pipe):
+    costs = {method: pipe.generate(1, method=method, calls=8).costs[0] for method in METHODS}
+    assert costs[Method.BASE].denoiser_calls == 0
+    assert costs[Method.CON_THEN_DISC].denoiser_calls == 12
+    assert costs[Method.CON_WITHIN_DISC] == replace(
+        costs[Method.CON_WITHIN_DISC], denoiser_calls=16, encoder_calls=1
+    )
+    assert all(0 < cost.demasker_calls <= 8 for cost in costs.values())
+
+
+def test_more_refreshes_cost_more_and_other_registers_come_out(pipe):
+    once, often = (
+        pipe.generate(2, calls=8, refresh_fractions=fractions) for fractions in ((0.25,), (0.25, 0.5, 0.75))
+    )
+    assert often.cost.denoiser_calls == once.cost.denoiser_calls + 2 * 4
+    assert not torch.equal(once.registers, often.registers)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    "given", [Given(prefix="def q"), Given(suffix=" total"), Given(prefix="def q", suffix=" total")]
+)
+def test_what_is_given_stands_in_every_text(pipe, method, given):
+    made = pipe.generate(3, method=method, calls=8, given=given)
+    for text in made.texts:
+        assert text.startswith(given.prefix)
+        assert text.endswith(given.suffix)
+    assert (made.tokens[:, 0] == pipe.tokenizer.special.bos).all()
+    if method is not Method.BASE:  # the first registers know what is given
+        assert made.costs[0].encoder_calls == (2 if method is Method.CON_WITHIN_DISC else 1)
+
+
+def test_the_first_registers_are_drawn_given_the_visible_tokens_alone(pipe):
+    streams = Streams.of("here", samples=range(2))
+    canvas = pipe.canvas(64, Given(prefix=TEXT)).expand(2, -1)
+    drawn = pipe.draw_given(canvas, streams, num_steps=8)
+    assert drawn.cost == Cost(denoiser_calls=8, encoder_calls=1)
+    other = pipe.draw_given(pipe.canvas(64, Given(prefix=OTHER)).expand(2, -1), streams, num_steps=8)
+    assert not torch.allclose(drawn.registers, other.registers, atol=1e-2)
+
+
+def test_conditions_may_have_an_encoder_of_their_own(pipe):
+    streams, canvas = Streams.of("here", samples=range(1)), pipe.canvas(64, Given(prefix=TEXT))[None]
+    other = copy.deepcopy(pipe.encoder)
+    other.suffix.add_(1.0)
+    own = replace(pipe, condition_encoder=other)
+    drawn, own_drawn = (model.draw_given(canvas, streams, num_steps=8).registers for model in (pipe, own))
+    assert not torch.allclose(drawn, own_drawn, atol=1e-3)
+    assert torch.equal(pipe.encode([TEXT]), own.encode([TEXT]))
+
+
+def test_one_conditional_denoiser_can_serve_as_both_priors(pipe):
+    made = replace(pipe, prior=None).generate(2, calls=8)
+    assert made.costs[0].denoiser_calls == 16
+    with pytest.raises(ValueError, match="no conditional prior: take conthendisc or base, with nothing given"):
+        replace(pipe, conditional=None).generate(1, calls=8)
+    with pytest.raises(ValueError, match="this model has no prior"):
+        replace(pipe, prior=None, conditional=None).generate(1, method="conthendisc")
+
+
+def test_the_base_is_a_network_of_its_own_or_else_the_result_says_what_it_is(pipe):
+    assert pipe.generate(1, method="base", calls=4).note == ""
+    without = replace(pipe, base=None).generate(1, method="base", calls=4)
+    assert without.note == "no base of its own: the demasker with an empty prefix"
+    assert without.registers is None
+
+
+def test_a_threshold_takes_as_many_calls_as_each_sample_needs(pipe):
+    choices = Choices(rule=AboveThreshold(0.3))
+    together = pipe.generate(6, calls=63, choices=choices)
+    calls = [cost.demasker_calls for cost in together.costs]
+    assert max(calls) < 63
+    assert together.cost.demasker_calls == max(calls) > min(calls)
+    alone = pipe.generate(6, calls=63, choices=choices, batch_size=1)
+    assert [cost.demasker_calls for cost in alone.costs] == calls
+    assert together.nfe == alone.nfe
+
+
+def test_guidance_is_for_registers(pipe):
+    strong = replace(pipe, settings=replace(pipe.settings, guidance=2.0))
+    assert strong.generate(1, calls=4).cost.demasker_calls == 8
+    assert strong.generate(1, method="base", calls=4).cost.demasker_calls == 4
+    with pytest.raises(ValueError, match=r"guidance 2\.0 strengthens registers, and there are none"):
+        pipe.generate(1, method="base", choices=Choices(guidance=2.0))
+
+
+def test_guidance_and_blocks_reach_the_decoding(pipe):
+    made = pipe.generate(1, calls=8, choices=Choices(block_size=16, guidance=1.5))
+    assert made.costs[0].demasker_calls <= 16
+    assert made.costs[0].demasker_calls % 2 == 0
+
+
+def test_flop_weighted_calls_pay_for_the_prefix_and_the_encoder(pipe):
+    made = pipe.decode(pipe.encode([TEXT]), calls=8)
+    assert made.nfe == made.costs[0].demasker_calls
+    assert made.nfe * (64 + 8 + 2) / 64 <= made.flop_nfe < made.nfe * 1.3
+
+
+# ---------------------------------------------------------------- text -> registers -> text
+
+
+def test_registers_decode_again_however_many_of_the_first_there_are(pipe):
+    registers = pipe.encode([TEXT, OTHER])
+    assert registers.shape == (2, 8, 32)
+    assert torch.allclose(registers, pipe.encode([TEXT, OTHER], batch_size=1), atol=1e-5)
+    for k in (8, 3, 1):
+        made = pipe.decode(registers[:, :k], calls=8)
+        assert torch.equal(made.registers, registers[:, :k])
+        assert made.texts == pipe.autoencode([TEXT, OTHER], calls=8, num_registers=k).texts
+    assert pipe.decode(registers, calls=8).cost == Cost(demasker_calls=8)
+    assert pipe.autoencode([TEXT, OTHER], calls=8).cost == Cost(demasker_calls=8, encoder_calls=1)
+    with pytest.raises(ValueError, match="registers 31 wide for a model of 32"):
+        pipe.decode(registers[..., 1:])
+
+
+def test_an_interpolation_begins_and_ends_with_the_two_texts_as_they_decode(pipe):
+    made = pipe.interpolate(TEXT, OTHER, 3, calls=8)
+    ends = pipe.autoencode([TEXT, OTHER], calls=8).texts
+    assert len(made.texts) == 3
+    assert [made.texts[0], made.texts[2]] == ends
+    with pytest.raises(ValueError, match="at least its two ends, not 1 steps"):
+        pipe.interpolate(TEXT, OTHER, 1)
+
+
+def test_a_text_beyond_the_models_length_is_refused_with_what_would_be_cut(pipe):
+    long = "total = 1\n" * 40
+    with pytest.raises(
+        ValueError, match=r"text 2 of 2 has \d+ tokens and the model takes 63: the last \d+ would be"
+    ):
+        pipe.encode([TEXT, long])
+    kept, lost = pipe.fitting(long)
+    assert kept + lost == long
+    assert lost
+    assert torch.equal(pipe.encode([long], cut=True), pipe.encode([kept]))
+    assert pipe.fitting(TEXT) == (TEXT, "")
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"count": 0}, "at least one text is generated, not 0"),
+        ({"method": "magic"}, "no method 'magic': take one of base, conthendisc, conwithindisc"),
+        ({"length": 65}, "canvases of 2 to 64 tokens, not 65"),
+        ({"calls": 65}, "65 calls for 64 tokens: more than one call a token is waste, take at most 64"),
+        ({"choices": Choices(block_size=24)}, "block_size 24 does not divide length 64: take 16 or 32"),
+        (
+            {"calls": 6, "choices": Choices(block_size=16)},
+            "6 calls do not split over 4 blocks: take a multiple of 4",
+        ),
+        ({"given": Given(prefix="xyz1 " * 20)}, r"what is given takes \d+ of 64 tokens and leaves none to fill"),
+    ],
+)
+def test_what_cannot_be_generated_is_one_line_that_says_what_can(pipe, asked, message):
+    with pytest.raises(ValueError, match=message):
+        pipe.generate(**asked)
+
+
+# ---------------------------------------------------------------- on disk
+
+
+def test_a_saved_model_generates_the_same_and_is_never_overwritten(pipe, tmp_path):
+    pipe.save_pretrained(tmp_path / "copy")
+    again = Crocodil.from_pretrained(tmp_path / "copy", device="cpu")
+    assert again.settings == pipe.settings
+    assert torch.equal(again.generate(2, calls=4).tokens, pipe.generate(2, calls=4).tokens)
+    with pytest.raises(ValueError, match="models are never overwritten"):
+        pipe.save_pretrained(tmp_path / "copy")
+    assert [path.name for path in tmp_path.iterdir()] == ["copy"]
+
+
+def test_precision_is_an_argument(folder):
+    pipe = Crocodil.from_pretrained(folder, device="cpu", dtype=torch.float64)
+    made = pipe.generate(2, calls=4, given=Given(prefix="def"))
+    assert all(text.startswith("def") for text in made.texts)
+    assert pipe.encode([TEXT]).dtype == torch.float64
+
+
+def test_a_model_that_is_none_is_one_line(folder, tmp_path):
+    with pytest.raises(
+        ValueError, match=r"no model 'nowhere': a model is 'builtin', or a folder with crocodil\.json"
+    ):
+        Crocodil.from_pretrained("nowhere")
+    networks = {"demasker": folder / "base", "encoder": folder / "encoder"}
+    choices = {"tokenizer": folder / "tokenizer.json", "settings": Settings(length=64), "device": "cpu"}
+    with pytest.raises(ValueError, match="base holds a LLaDA, not a Demasker"):
+        Crocodil.assemble(networks, **choices)
+    with pytest.raises(ValueError, match="a model needs a demasker and an encoder: no demasker"):
+        Crocodil.assemble({"encoder": folder / "encoder"}, **choices)
+    (tmp_path / "crocodil.json").write_text('{"format": "other"}')
+    with pytest.raises(ValueError, match="is not version 1 of this project's model format"):
+        Crocodil.from_pretrained(tmp_path)
+
+
+# ---------------------------------------------------------------- the command line
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_one_seed_gives_the_same_bytes_and_what_the_library_gives(folder, pipe, method):
+    asked = ["generate", "--model", folder, "--method", method, "--count", 2, "--calls", 8, "--seed", 5]
+    first, second = run(*asked, "--format", "jsonl"), run(*asked, "--format", "jsonl", "--show")
+    assert first.stdout_bytes == second.stdout_bytes
+    rows = [json.loads(line) for line in first.stdout.splitlines()]
+    made = pipe.generate(2, method=method, calls=8, seed=5)
+    assert [row["text"] for row in rows] == made.texts
+    assert rows[1] == {"sample": 1, "method": method, "seed": 5, "text": made.texts[1], **vars(made.costs[1])}
+    assert "seconds" in json.loads(run(*asked, "--format", "jsonl", "--timings").stdout.splitlines()[0])
+    assert run(*asked).stdout == f"{made.texts[0]}\n{'-' * 40}\n{made.texts[1]}\n"
+    assert re.search(r"2 texts in .* s: \d+ demasker, \d+ denoiser and \d encoder calls; NFE", first.stderr)
+
+
+def test_generate_takes_text_on_both_sides_and_every_choice(folder):
+    made = run(
+        "generate", "--model", folder, "--prefix", "def q", "--suffix", " total", "--length", 48, "--calls", 12,
+        "--block-size", 16, "--temperature", 0.5, "--top-p", 0.9, "--guidance", 2, "--threshold", 0.8,
+    )  # fmt: skip
+    assert made.stdout.startswith("def q")
+    assert made.stdout.endswith(" total\n")
+
+
+def test_texts_become_registers_in_a_file_and_texts_again(folder, pipe, tmp_path):
+    (tmp_path / "a.py").write_text(TEXT)
+    (tmp_path / "long.py").write_text("total = 1\n" * 40)
+    out = tmp_path / "registers.safetensors"
+    encoded = run("encode", tmp_path / "a.py", tmp_path / "long.py", "--model", folder, "--out", out)
+    assert re.search(
+        r"long.py is longer than the model's 64 tokens: the last \d+ of 400 characters", encoded.stderr
+    )
+    registers = load_file(out)["registers"]
+    assert torch.allclose(registers[:1], pipe.encode([TEXT]), atol=1e-5)
+    decoded = run("decode", out, "--model", folder, "--calls", 8, "--registers", 2, "--format", "jsonl")
+    texts = [json.loads(line)["text"] for line in decoded.stdout.splitlines()]
+    assert texts == pipe.decode(registers[:, :2], calls=8).texts
+
+
+def test_interpolate_shows_the_texts_between_two_files(folder, pipe, tmp_path):
+    for name, text in (("a", TEXT), ("b", OTHER)):
+        (tmp_path / name).write_text(text)
+    made = run("interpolate", tmp_path / "a", tmp_path / "b", "--steps", 3, "--model", folder, "--calls", 8)
+    assert made.stdout == f"\n{'-' * 40}\n".join(pipe.interpolate(TEXT, OTHER, 3, calls=8).texts) + "\n"
+
+
+def test_autoencode_shows_what_differs_and_by_how_much(folder, tmp_path):
+    metrics = pytest.importorskip("crocodil.metrics")
+    (tmp_path / "a.py").write_text(TEXT)
+    made = run("autoencode", tmp_path / "a.py", "--model", folder, "--calls", 8)
+    found = Crocodil.from_pretrained(folder, device="cpu").autoencode([TEXT], calls=8).texts[0]
+    assert f"CER {metrics.character_error_rate(TEXT, found):.4f}" in made.stdout
+
+
+def test_a_difference_marks_what_was_lost_and_what_came_instead():
+    assert difference("a b c\n", "a x c\n", coloured=False).plain == "a [-b-]{+x+} c\n"
+    shown = difference("a b c", "a x c", coloured=True)
+    assert shown.plain == "a bx c"
+    assert [str(span.style) for span in shown.spans] == ["red strike", "green"]
+
+
+def test_the_live_view_has_a_block_for_every_hidden_token(pipe):
+    special = pipe.tokenizer.special
+    ids = [special.bos, *pipe.tokenizer.encode("def"), special.mask, special.mask, special.eos]
+    assert partly_shown(ids, pipe.tokenizer, special.mask).plain == "def░░"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "does not exist"),
+        (b" \n", "is empty"),
+        (b"text \xff\xfe", "is no UTF-8 text: byte 5 is 0xff"),
+        (b"PK\0\0", "is binary, not text"),
+    ],
+)
+def test_a_file_that_is_no_text_is_one_line(tmp_path, content, message):
+    file = tmp_path / "file"
+    if content is not None:
+        file.write_bytes(content)
+    failed = run("encode", file, "--out", tmp_path / "out")
+    assert isinstance(failed.exception, ValueError)
+    assert str(failed.exception) == f"{file} {message}"
+
+
+def test_registers_that_are_none_and_runs_without_models_are_one_line(corpus, folder, tmp_path):
+    (tmp_path / "file").write_text("nothing")
+    for arguments, message in (
+        (["decode", tmp_path / "missing"], "missing does not exist"),
+        (["decode", tmp_path / "file"], "is no safetensors file"),
+        (["decode", folder / "base" / "model.safetensors"], "holds no registers"),
+        (["assemble", tmp_path, "--data", corpus.directory, "--out", tmp_path / "m"], "no finished stage guided"),
+        (["generate"], "no model is built in yet"),
+    ):
+        failed = run(*arguments)
+        assert isinstance(failed.exception, ValueError)
+        assert message in str(failed.exception)
+
+
+INTERRUPTED = """
+import os, signal, sys, threading
+import crocodil.pipeline
+from crocodil.cli import main
+threading.Timer(1, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+sys.argv = ["crocodil", "generate", "--count", "100000", "--model", sys.argv[1]]
+main()
+"""
+
+
+def test_ctrl_c_leaves_no_mess(folder):
+    found = subprocess.run([sys.executable, "-c", INTERRUPTED, str(folder)], capture_output=True, check=False)
+    assert found.returncode == 130
+    assert found.stdout == b""
+    assert b"Traceback" not in found.stderr
