@@ -34,7 +34,7 @@ def run(*arguments):
 def folder(trained, corpus, tmp_path_factory):
     """A model folder, made of a training run as a user makes it; its priors take fewer steps than the paper's."""
     out = tmp_path_factory.mktemp("model")
-    made = run("assemble", trained, "--data", corpus.directory, "--out", out / "whole", "--preset", "tiny")
+    made = run("assemble", trained, "--data", corpus.directory, "--out", out / "whole")
     assert made.output.strip() == f"{out / 'whole'}: demasker, encoder, prior, conditional, base"
     model = Crocodil.from_pretrained(out / "whole", device="cpu")
     assert model.settings == Settings(length=64, prior_steps=128, refresh_steps=32)
@@ -369,7 +369,7 @@ def test_registers_that_are_none_and_runs_without_models_are_one_line(corpus, fo
         (["decode", tmp_path / "missing"], "missing does not exist"),
         (["decode", tmp_path / "file"], "is no safetensors file"),
         (["decode", folder / "base" / "model.safetensors"], "holds no registers"),
-        (["assemble", tmp_path, "--data", corpus.directory, "--out", tmp_path / "m"], "no finished stage guided"),
+        (["assemble", tmp_path, "--data", corpus.directory, "--out", tmp_path / "m"], "holds no run"),
         (["generate"], "no model is built in yet"),
     ):
         failed = run(*arguments)

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
@@ -117,13 +118,13 @@ def whole(tensor: Tensor) -> Tensor:
 def save_tensors(tensors: Mapping[str, Tensor], directory: Path) -> None:
     """Write tensors as safetensors, each rank its own shards."""
     writer = HuggingFaceStorageWriter(str(directory), save_distributed=True)
-    with _alone_is_fine():
+    with _plain_errors():
         save(dict(tensors), storage_writer=writer)
 
 
 def load_tensors(tensors: Mapping[str, Tensor], directory: Path) -> None:
     """Fill tensors with what was written under their names, by however many ranks."""
-    with _alone_is_fine():
+    with _plain_errors():
         load(dict(tensors), storage_reader=HuggingFaceStorageReader(str(directory)))
 
 
@@ -143,7 +144,12 @@ def whole_directory_of_all(target: Path, ranks: Ranks) -> Iterator[Path]:
 
 
 @contextmanager
-def _alone_is_fine() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized")
-        yield
+def _plain_errors() -> Iterator[None]:
+    """DCP wraps what went wrong on each rank into one exception, and warns a process that is alone."""
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized")
+            yield
+    except CheckpointException as error:
+        rank, (cause, _) = next(iter(error.failures.items()))
+        raise OSError(f"the checkpoint failed on rank {rank}: {cause}") from error

@@ -8,7 +8,6 @@ import torch.nn.functional as F
 from tiny import MASK, VOCAB
 
 from crocodil.metrics import Accuracy, accuracy, bits_per_byte, demasking_accuracy, negative_elbo, perplexity_bound
-from crocodil.seeding import Streams
 
 LENGTH, SYMBOLS, HIDE = 4, 3, 3  # all sequences of four symbols out of three; HIDE is the mask
 
@@ -158,18 +157,3 @@ def test_accuracy_by_mask_probability_looks_at_hidden_positions_only():
         found = demasking_accuracy(know_nothing, tokens, prob, mask_id=MASK, streams=tiny.streams(500))
         assert found.cross_entropy == pytest.approx(math.log(VOCAB))
     assert seen == pytest.approx([0.1, 0.9, 1.0], abs=0.02)
-
-
-def test_validation_while_training_gives_the_same_numbers():
-    """The held-out streams of `training.stages`, so that its history can be set beside these."""
-    from crocodil.processes.masking import mask_tokens
-    from crocodil.training.stages import judged
-
-    model, tokens = tiny.llada(), tiny.programs(16, 12)
-    streams = Streams.of("valid", samples=range(16))
-    found = demasking_accuracy(
-        lambda noisy, rows: model(noisy, rows=rows), tokens, 0.5, mask_id=MASK, streams=streams
-    )
-    noisy, hidden = mask_tokens(tokens, torch.full((16,), 0.5), mask_id=MASK, streams=streams.at("0.5"))
-    expected = judged(model(noisy, rows=hidden), tokens[hidden], "")
-    assert [found.cross_entropy, found.top1] == pytest.approx(list(expected.values()))

@@ -6,6 +6,7 @@ import torch
 from tiny import EOS, MASK, VOCAB
 
 from crocodil.processes.masking import (
+    STRETCH,
     AboveThreshold,
     AtRandom,
     DecodePlan,
@@ -13,10 +14,11 @@ from crocodil.processes.masking import (
     NoisyConfidence,
     Remask,
     RevealStep,
+    _invert,
     before_given_text,
     demasking_loss,
+    draw_tokens,
     fill_behind_end,
-    gumbel_argmax,
     highest,
     hold_back_ends,
     mask_prob_at,
@@ -175,25 +177,50 @@ def test_confidences_of_half_precision_logits_do_not_saturate():
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
-def test_gumbel_sampling_draws_from_the_tempered_softmax(temperature):
+def test_tokens_are_drawn_from_the_tempered_softmax(temperature):
     logits = torch.tensor([2.0, 0.0, 1.0, -1.0])
-    drawn = gumbel_argmax(logits.expand(20_000, -1), temperature=temperature, streams=tiny.streams(20_000))
+    drawn = draw_tokens(logits.expand(20_000, -1), temperature=temperature, streams=tiny.streams(20_000))
     frequency = torch.bincount(drawn, minlength=4) / 20_000
     assert torch.allclose(frequency, (logits / temperature).softmax(dim=0), atol=0.012)
 
 
-def test_gumbel_sampling_survives_logits_whose_exponential_overflows():
+def test_tokens_are_drawn_evenly_from_a_vocabulary_of_many_stretches():
+    size, count = 3 * STRETCH + 10, 60_000
+    drawn = draw_tokens(torch.zeros(count, size), temperature=1.0, streams=tiny.streams(count))
+    counts = torch.bincount(drawn, minlength=size)
+    assert len(counts) == size
+    chi_square = ((counts - count / size) ** 2 / (count / size)).sum().item()
+    assert abs(chi_square - (size - 1)) < 4 * math.sqrt(2 * (size - 1))
+
+
+def test_a_rare_token_keeps_its_probability_and_an_impossible_one_is_never_drawn():
+    logits = torch.full((200_000, 2 * STRETCH), -torch.inf)
+    logits[:, 5], logits[:, 300] = 0.0, math.log(1e-4)
+    drawn = draw_tokens(logits, temperature=1.0, streams=tiny.streams(200_000))
+    assert set(drawn.tolist()) == {5, 300}
+    assert (drawn == 300).sum().item() == pytest.approx(20, abs=15)
+
+
+@pytest.mark.parametrize("place", [0.0, 1e-300, 0.5, 1 - 2**-53])
+def test_no_place_falls_on_what_has_no_weight(place):
+    weights = torch.tensor([[0.0, 0.3, 0.0, 0.7, 0.0]], dtype=torch.float64)
+    found, within = _invert(weights, torch.tensor([place], dtype=torch.float64))
+    assert found.item() in (1, 3)
+    assert 0 <= within.item() <= 1
+
+
+def test_drawing_survives_logits_whose_exponential_overflows():
     logits = torch.tensor([[2000.0, 0.0, 1999.0]]).expand(2000, -1)
-    drawn = gumbel_argmax(logits, temperature=1.0, streams=tiny.streams(2000))
+    drawn = draw_tokens(logits, temperature=1.0, streams=tiny.streams(2000))
     assert (drawn != 1).all()
     assert (drawn == 0).float().mean().item() == pytest.approx(1 / (1 + math.exp(-1)), abs=0.03)
 
 
 def test_a_row_draws_the_same_token_whatever_other_rows_there_are():
     logits, streams = tiny.streams(200, "logits").normal(VOCAB), tiny.streams(200)
-    together = gumbel_argmax(logits, temperature=1.0, streams=streams)
+    together = draw_tokens(logits, temperature=1.0, streams=streams)
     some = torch.tensor([3, 70, 150])
-    assert torch.equal(together[some], gumbel_argmax(logits[some], temperature=1.0, streams=streams[some]))
+    assert torch.equal(together[some], draw_tokens(logits[some], temperature=1.0, streams=streams[some]))
 
 
 @pytest.mark.parametrize(
@@ -201,9 +228,7 @@ def test_a_row_draws_the_same_token_whatever_other_rows_there_are():
 )
 def test_top_p_draws_among_the_most_probable_of_the_tempered_distribution(temperature, top_p, kept):
     logits = torch.tensor([2.0, 0.0, 1.0, -1.0])  # at temperature 1: 0.64, 0.09, 0.24, 0.03
-    drawn = gumbel_argmax(
-        logits.expand(4000, -1), temperature=temperature, top_p=top_p, streams=tiny.streams(4000)
-    )
+    drawn = draw_tokens(logits.expand(4000, -1), temperature=temperature, top_p=top_p, streams=tiny.streams(4000))
     frequency = torch.bincount(drawn, minlength=4)[kept] / 4000
     assert torch.allclose(frequency, (logits[kept] / temperature).softmax(dim=0), atol=0.03)
 

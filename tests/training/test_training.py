@@ -17,10 +17,12 @@ from typer.testing import CliRunner
 
 from crocodil import cli
 from crocodil.checkpoints import load_model
+from crocodil.corpus.shards import Corpus
+from crocodil.distributed import Ranks
 from crocodil.presets.training import ABLATIONS, tiny
 from crocodil.training import checkpointing
 from crocodil.training.estimate import estimates
-from crocodil.training.loop import LoopConfig, Phase, start, take_step, train, trained_at
+from crocodil.training.loop import LoopConfig, Phase, prepare, start, take_step, train, trained_at
 from crocodil.training.run import Place, base_stage, guided_stage, run_stage
 
 
@@ -198,7 +200,49 @@ def test_accumulated_micro_batches_are_one_batch(corpus, tmp_path):
     assert all(torch.allclose(states[0][name], states[1][name], atol=1e-5) for name in states[0])
 
 
+def test_recomputed_blocks_give_the_same_steps(corpus, tmp_path):
+    states = []
+    for recompute in (False, True):
+        stage, loop = base_stage(few_steps(corpus), Place(corpus, tmp_path, tmp_path))
+        loop = replace(loop, recompute_blocks=recompute)
+        prepare(stage, loop, Ranks())
+        state = start(stage, loop)
+        take_step(stage, state, loop)
+        states.append(state.parameters)
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+
+
 # ---------------------------------------------------------------- settings and mistakes
+
+
+def test_a_disk_that_fills_is_one_clear_line_and_leaves_no_half_checkpoint(corpus, tmp_path):
+    out = tmp_path / "run"
+    options = ["--preset", "tiny", "--data", str(corpus.directory), "--out", str(out), "--device", "cpu"]
+    options += ["--set", "base_loop.num_steps=2"]
+    limited = (
+        "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000)); "
+        "from crocodil.cli import main; main()"
+    )
+    command = [sys.executable, "-c", limited, "train", "base", *options]
+    failed = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert failed.returncode == 1
+    assert "Traceback" not in failed.stderr
+    assert re.search(r"crocodil: .*(too large|space)", failed.stderr)
+    assert list((out / "base" / "checkpoints").iterdir()) == []
+
+
+def test_an_empty_split_is_one_clear_line(corpus, tmp_path):
+    description = json.loads((corpus.directory / "corpus.json").read_text())
+    description["splits"]["valid"]["shards"] = []
+    copy = tmp_path / "corpus"
+    copy.mkdir()
+    for path in corpus.directory.iterdir():
+        if path.name != "corpus.json":
+            (copy / path.name).symlink_to(path)
+    (copy / "corpus.json").write_text(json.dumps(description))
+    with pytest.raises(ValueError, match="the valid split holds no program of at most 64 tokens"):
+        run_stage("base", tiny(corpus), Place(Corpus(copy), tmp_path, tmp_path))
+    assert not (tmp_path / "base").exists()
 
 
 def test_the_learning_rate_warms_up_holds_and_decays():

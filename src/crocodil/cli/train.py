@@ -59,11 +59,13 @@ def _show_estimates(run: Any, num_devices: int) -> None:
 
     from crocodil.training.estimate import estimates
 
-    heads = ("stage", "trained", "frozen", "steps", "batch", "positions seen", "GB a device, about")
+    heads = ("stage", "trained, M", "frozen, M", "steps", "batch", "positions, M", "GB a device")
     rows = [
         (
             one.stage,
-            *(f"{count:,}" for count in (one.trained, one.frozen, one.steps, one.batch, one.tokens)),
+            *(f"{count / 1e6:,.1f}" for count in (one.trained, one.frozen)),
+            *(f"{count:,}" for count in (one.steps, one.batch)),
+            f"{one.tokens / 1e6:,.1f}",
             f"{one.gigabytes:.1f}",
         )
         for one in estimates(run, num_devices=num_devices)

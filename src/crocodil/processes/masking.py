@@ -6,6 +6,7 @@ Throughout, `mask_prob` is the paper's 1 - alpha_t: 0 is clean, 1 is all hidden.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import repeat
 from typing import NamedTuple, TypeAlias
 
 import torch
@@ -17,7 +18,8 @@ from crocodil.seeding import Streams
 from crocodil.shapes import PerSample, Positions, RowLogits, RowTokens, TokenIds
 
 SMALLEST_MASK_PROB = 1e-3  # LLaDA's epsilon: keeps the loss weight finite
-NOISE_AT_ONCE = 1 << 23  # how many float64 numbers of Gumbel noise exist at a time: 64 MiB
+LOGITS_AT_ONCE = 1 << 28  # how many are worked on in float32 at a time: 1 GiB
+STRETCH = 256  # tokens of the vocabulary that are drawn together first
 
 
 class Masked(NamedTuple):
@@ -193,35 +195,62 @@ def propose_tokens(
     The mask is no token and can never be proposed. Confidences are taken at temperature 1, over all tokens, and
     in float32 or better: half precision rounds most of them to exactly 1. `streams` holds one stream a row.
     """
-    logits = row_logits if row_logits.dtype == torch.float64 else row_logits.float()
-    is_mask = torch.arange(logits.shape[1], device=logits.device) == mask_id
-    logits = logits.masked_fill(is_mask, -torch.inf)
-    if temperature == 0:
-        tokens = logits.argmax(dim=1)
-    elif streams is None:
+    if temperature and streams is None:
         raise ValueError("temperature > 0 draws tokens: pass streams")
+    size = max(1, LOGITS_AT_ONCE // row_logits.shape[1])
+    keys = streams.keys.split(size) if temperature and streams is not None else repeat(None)
+    parts = [
+        _propose(logits, mask_id, temperature, top_p, some)
+        for logits, some in zip(row_logits.split(size), keys, strict=False)
+    ]
+    return Proposal(*(torch.cat(found) for found in zip(*parts, strict=True)))
+
+
+def _propose(
+    row_logits: RowLogits, mask_id: int, temperature: float, top_p: float, keys: Int[Tensor, "R"] | None
+) -> Proposal:
+    is_mask = torch.arange(row_logits.shape[1], device=row_logits.device) == mask_id
+    logits = row_logits.to(torch.promote_types(row_logits.dtype, torch.float32)).masked_fill(is_mask, -torch.inf)
+    if keys is None:
+        tokens = logits.argmax(dim=1)
     else:
-        tokens = gumbel_argmax(logits, temperature=temperature, top_p=top_p, streams=streams)
-    log_prob = logits.gather(1, tokens[:, None])[:, 0] - logits.logsumexp(dim=1)
-    return Proposal(tokens, log_prob)
+        tokens = draw_tokens(logits, temperature=temperature, top_p=top_p, streams=Streams(keys))
+    return Proposal(tokens, logits.gather(1, tokens[:, None])[:, 0] - logits.logsumexp(dim=1))
 
 
-def gumbel_argmax(row_logits: RowLogits, *, temperature: float, top_p: float = 1.0, streams: Streams) -> RowTokens:
-    """Draw from Categorical(softmax(logits / temperature)) as argmax of logits + temperature * Gumbel.
+def draw_tokens(row_logits: RowLogits, *, temperature: float, top_p: float = 1.0, streams: Streams) -> RowTokens:
+    """Draw from Categorical(softmax(logits / temperature)) with one uniform number a row, by inverting its sum.
 
-    In float64, since float32 noise has no tail: it quietly lowers the temperature (Zheng et al., 2024,
-    arXiv:2409.02908). In log space, since exp(logits) overflows. A few rows at a time, to stay small.
+    First a stretch of the vocabulary is drawn, then a token in it. The sums are in float64: in float32 rare tokens
+    would be lost, which quietly lowers the temperature (Zheng et al., 2024, arXiv:2409.02908, of Gumbel noise). No
+    tensor of the vocabulary's size is.
     """
     if temperature < 0:
         raise ValueError(f"temperature {temperature} is below 0")
     if not 0 < top_p <= 1:
         raise ValueError(f"top_p is a probability above 0, not {top_p}")
-    rows_at_once = max(1, NOISE_AT_ONCE // row_logits.shape[1])
-    drawn = []
-    for logits, keys in zip(row_logits.split(rows_at_once), streams.keys.split(rows_at_once), strict=True):
-        kept = logits if top_p == 1 else logits.where(nucleus(logits / temperature, top_p), -torch.inf)
-        drawn.append((kept.double() + temperature * _gumbel(Streams(keys), logits.shape[1])).argmax(dim=1))
-    return torch.cat(drawn)
+    scaled = row_logits / temperature
+    weights = (scaled - scaled.amax(dim=1, keepdim=True)).exp()
+    if top_p < 1:
+        weights = weights.where(nucleus(scaled, top_p), 0)
+    stretches = F.pad(weights, (0, -weights.shape[1] % STRETCH)).unflatten(1, (-1, STRETCH))
+    place = streams.uniform(dtype=torch.float64)
+    stretch, within = _invert(stretches.sum(dim=2, dtype=torch.float64), place)
+    chosen = stretches[torch.arange(len(stretches), device=stretch.device), stretch].double()
+    return stretch * STRETCH + _invert(chosen, within)[0]
+
+
+def _invert(
+    weights: Float[Tensor, "R C"], place: Float[Tensor, "R"]
+) -> tuple[Int[Tensor, "R"], Float[Tensor, "R"]]:
+    """Where a place in [0, 1) of all the weight falls, and its place in [0, 1) of the weight that it falls on."""
+    until = weights.cumsum(dim=1)
+    goal = (place * until[:, -1])[:, None]
+    # Rounding may bring the goal to the very end, where the next weight with anything in it would be outside.
+    goal = torch.minimum(goal, until[:, -1:].nextafter(torch.zeros_like(goal)))
+    found = (until <= goal).sum(dim=1, keepdim=True)
+    own = weights.gather(1, found)
+    return found[:, 0], (1 - (until.gather(1, found) - goal) / own)[:, 0].clamp(0, 1)
 
 
 def nucleus(row_logits: RowLogits, top_p: float) -> Bool[Tensor, "R V"]:
