@@ -13,7 +13,8 @@ SOURCE = Path(crocodil.__file__).parent
 
 # Who may import whom: each module or package stands on the layers below it.
 LAYERS = [
-    {"shapes", "seeding"},
+    {"shapes", "seeding", "graphs"},
+    {"cost"},
     {"processes"},
     {"models"},
     {"objectives", "samplers", "metrics"},

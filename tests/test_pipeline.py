@@ -14,11 +14,11 @@ from typer.testing import CliRunner
 
 from crocodil import cli
 from crocodil.cli.texts import difference, partly_shown
+from crocodil.cost import Cost
 from crocodil.pipeline import Choices, Crocodil, Given, Method, Settings
 from crocodil.pipeline.machine import affordable_batch
 from crocodil.presets.models import paper_demasker
 from crocodil.processes.masking import AboveThreshold
-from crocodil.samplers import Cost
 from crocodil.seeding import Streams
 
 TEXT = "def q1_alpha_0(q1_delta, scale=0):\n    return total\n"

@@ -6,10 +6,13 @@ from itertools import pairwise
 import pytest
 import tiny
 import torch
+from clear_decode import clear_decode
 from safetensors.torch import load_file
 from tiny import EOS, MASK, NUM_REGISTERS, REGISTER_WIDTH, VOCAB
+from torch.nn.functional import one_hot
 
 from crocodil.checkpoints import load_llada
+from crocodil.cost import Cost, Size
 from crocodil.processes.masking import (
     AboveThreshold,
     AtRandom,
@@ -19,11 +22,9 @@ from crocodil.processes.masking import (
     Remask,
 )
 from crocodil.samplers import (
-    Cost,
     Decoding,
     Draw,
     PriorSampling,
-    Size,
     autoencode,
     con_then_disc,
     con_within_disc,
@@ -53,10 +54,23 @@ def perfect(tokens):
     """A demasker that knows the text, more certain of some positions than of others."""
     certainty = 3 + tiny.streams(len(tokens), "certainty").uniform(tokens.shape[1])
 
-    def demask(noisy_tokens, registers, rows):
-        return certainty[rows, None] * torch.nn.functional.one_hot(tokens[rows], VOCAB)
+    def demask(noisy_tokens, registers, places):
+        number = numbers(noisy_tokens, tokens)
+        return at(certainty[number], places)[:, None] * one_hot(at(tokens[number], places), VOCAB)
 
     return demask
+
+
+def at(values, places):
+    return values.gather(1, places).flatten()
+
+
+def numbers(noisy_tokens, tokens):
+    """Which of the texts these are: of a batch that got smaller, those that agree where something is visible."""
+    if len(noisy_tokens) == len(tokens):
+        return torch.arange(len(tokens))
+    agrees = (noisy_tokens[:, None] == tokens) | (noisy_tokens[:, None] == MASK)
+    return agrees.all(dim=2).int().argmax(dim=1)
 
 
 def watched(demask, canvas, how, **choices):
@@ -195,14 +209,55 @@ def test_a_canvas_that_does_not_fit_the_plan_is_refused():
         decode(perfect(tiny.programs(1, 20)), torch.full((1, 20), MASK), how, streams=tiny.streams(1))
 
 
+# ---------------------------------------------------------------- the clear loop
+
+
+CASES = {
+    "greedy": {},
+    "drawn": {"temperature": 1.0},
+    "blocks": {"block_size": 4, "temperature": 0.7},
+    "random order": {"rule": AtRandom(), "temperature": 1.0, "top_p": 0.8},
+    "noisy confidence": {"rule": NoisyConfidence(), "temperature": 1.0},
+    "threshold": {"rule": AboveThreshold(0.1), "num_calls": 16, "temperature": 0.5},
+    "remasking": {"rule": Remask(), "block_size": 8, "temperature": 1.0},
+    "ends": {"eos_id": 5, "temperature": 1.0, "num_calls": 8},
+    "ends in blocks": {"eos_id": 5, "temperature": 1.0, "block_size": 8, "num_calls": 8, "eos_last": False},
+    "guidance": {"guidance": 2.0, "temperature": 1.0},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("infills", [False, True])
+def test_the_loop_equals_the_clear_one_token_for_token_and_call_for_call(case, infills):
+    how, streams = decoding(**CASES[case]), tiny.streams(6)
+    canvas = torch.cat([tiny.programs(6, 3), empty_canvas(6, how)], dim=1)
+    if infills:
+        given = tiny.streams(6, "given").uniform(canvas.shape[1]) < 0.3
+        canvas = torch.where(given, tiny.programs(6, canvas.shape[1]), canvas)
+
+    def refresh(tokens, drawn):
+        return Draw(drawn.normal(NUM_REGISTERS, REGISTER_WIDTH) + (tokens == MASK).sum(dim=1)[:, None, None], COST)
+
+    how_else = {"registers": tiny.bank(6), "streams": streams, "refresh": refresh, "refresh_at": {2}}
+    fast = decode(guided(tiny.demasker()), canvas, how, **how_else)
+    clear = clear_decode(guided(tiny.demasker()), canvas, how, **how_else)
+    assert torch.equal(fast.tokens, clear.tokens)
+    assert fast.costs == clear.costs
+    assert fast.cost == clear.cost
+
+
+COST = Cost(denoiser_calls=7, encoder_calls=1)
+
+
 # ---------------------------------------------------------------- the end of a text
 
 
 def surest_of_the_filling(tokens):
     """A demasker that knows the text, and is surer of a token the further to the right it stands."""
 
-    def demask(noisy_tokens, registers, rows):
-        return (3 + rows.nonzero()[:, 1:]) * torch.nn.functional.one_hot(tokens[rows], VOCAB).float()
+    def demask(noisy_tokens, registers, places):
+        known = at(tokens[numbers(noisy_tokens, tokens)], places)
+        return (3.0 + places.flatten())[:, None] * one_hot(known, VOCAB)
 
     return demask
 
@@ -225,8 +280,8 @@ def test_no_end_cuts_off_given_text(rule):
     canvas = empty_canvas(3, how)
     canvas[:, 12:] = torch.tensor([1, 2, 3, EOS])
 
-    def eager_to_end(noisy_tokens, registers, rows):
-        return 9.0 * torch.nn.functional.one_hot(torch.full((int(rows.sum()),), EOS), VOCAB)
+    def eager_to_end(noisy_tokens, registers, places):
+        return 9.0 * one_hot(torch.full((places.numel(),), EOS), VOCAB)
 
     ended = decode(eager_to_end, empty_canvas(3, how), how, streams=tiny.streams(3)).tokens
     assert (ended == EOS).float().mean() > 0.9
@@ -240,7 +295,7 @@ def test_no_end_cuts_off_given_text(rule):
 
 def test_guidance_moves_logits_away_from_those_of_the_empty_prefix():
     demask, tokens, registers = guided(tiny.demasker()), tiny.programs(2, 8), tiny.bank(2)
-    rows = torch.ones(2, 8, dtype=torch.bool)
+    rows = torch.arange(8).expand(2, -1)
     without, full = demask(tokens, None, rows), demask(tokens, registers, rows)
     for strength, expected in ((0.0, without), (1.0, full), (3.0, full + 2 * (full - without))):
         assert torch.allclose(strengthened(demask, strength)(tokens, registers, rows), expected, atol=1e-5)
@@ -319,9 +374,9 @@ def test_on_a_fully_masked_canvas_the_base_cannot_tell_positions_apart():
 CAT, DOG, MEOWS, BARKS = range(4)
 
 
-def in_the_world_of_two_sentences(noisy_tokens, registers, rows):
+def in_the_world_of_two_sentences(noisy_tokens, registers, places):
     """The optimal demasker: exact marginals; a register whose first entry is positive means the cat."""
-    batch, position = rows.nonzero(as_tuple=True)
+    batch, position = torch.arange(len(places)).repeat_interleave(places.shape[1]), places.flatten()
     other = noisy_tokens[batch, 1 - position]
     cat = torch.full(other.shape, 0.5)
     if registers is not None:
@@ -409,9 +464,9 @@ def test_con_within_disc_refreshes_the_registers_given_the_tokens_found_so_far(f
     first, second = tiny.bank(2), tiny.bank(2).flip(0)
     seen, refreshed = [], []
 
-    def demask(noisy_tokens, registers, rows):
+    def demask(noisy_tokens, registers, places):
         seen.append(registers)
-        return perfect(tokens)(noisy_tokens, registers, rows)
+        return perfect(tokens)(noisy_tokens, registers, places)
 
     def redraw(noisy_tokens, streams):
         refreshed.append((len(seen), int((noisy_tokens == MASK).sum())))
@@ -466,6 +521,6 @@ def test_the_autoencoder_costs_one_encoder_call():
 
 def test_a_guided_demasker_without_registers_decodes_with_its_empty_prefix():
     demasker, tokens = tiny.demasker(), tiny.programs(2, 8)
-    rows = torch.ones(2, 8, dtype=torch.bool)
+    rows = torch.arange(8).expand(2, -1)
     nothing_seen = demasker(tokens, tiny.bank(2), prefix_length=torch.tensor([0, 0]), rows=rows)
     assert torch.allclose(guided(demasker)(tokens, None, rows), nothing_seen, atol=1e-5)

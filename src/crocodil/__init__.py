@@ -7,17 +7,18 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from crocodil.checkpoints import load_llada, load_model, load_qwen3_embedding, save_model
+    from crocodil.cost import Cost
     from crocodil.models.demasker import Demasker
     from crocodil.models.llada import LLaDA
     from crocodil.models.register_denoiser import RegisterDenoiser
     from crocodil.models.register_encoder import RegisterEncoder
     from crocodil.pipeline import Crocodil
     from crocodil.processes.masking import DecodePlan
-    from crocodil.samplers import Cost, Decoding, decode
+    from crocodil.samplers import Decoding, decode
     from crocodil.seeding import Streams
 
 _HOMES = {
-    "Cost": "samplers",
+    "Cost": "cost",
     "Crocodil": "pipeline",
     "DecodePlan": "processes.masking",
     "Decoding": "samplers",

@@ -5,22 +5,24 @@ and ConWithinDisc draws them again on the way. A prompt or an infilling is a can
 Samplers return what happened, the raw number of calls included; `Cost` turns these into the paper's NFE.
 """
 
-from collections.abc import Callable, Collection
-from dataclasses import astuple, dataclass, field
-from typing import NamedTuple, TypeAlias
+from collections.abc import Callable, Collection, Hashable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from crocodil.cost import NO_COST, Cost, Ledger, Numbers
 from crocodil.models.demasker import Demasker
 from crocodil.models.llada import LLaDA
 from crocodil.processes.gaussian import Denoise, block_offsets, ddim, ddim_times
 from crocodil.processes.masking import (
-    Call,
+    AboveThreshold,
     DecodePlan,
     MostConfident,
-    Proposal,
+    Remask,
     RevealRule,
     RevealStep,
     before_given_text,
@@ -30,10 +32,12 @@ from crocodil.processes.masking import (
 )
 from crocodil.processes.registers import block_index, normalise
 from crocodil.seeding import Streams
-from crocodil.shapes import Positions, RegisterBank, RowLogits, TokenIds
+from crocodil.shapes import Places, Positions, RegisterBank, RowLogits, TokenIds
 
 # f_theta as the loop sees it: logits at the rows that are wanted.
-Demask: TypeAlias = Callable[[TokenIds, RegisterBank | None, Positions], RowLogits]
+Demask: TypeAlias = Callable[[TokenIds, RegisterBank | None, Places], RowLogits]
+
+ROW_COUNTS, BATCH_SIZES = 8, 4  # in how many shapes calls are made as positions and samples get fewer
 
 
 def unguided(demasker: LLaDA) -> Demask:
@@ -44,7 +48,7 @@ def unguided(demasker: LLaDA) -> Demask:
 def guided(demasker: Demasker) -> Demask:
     """The guided demasker; no registers at all is its empty prefix (decision D14)."""
 
-    def demask(noisy_tokens: TokenIds, registers: RegisterBank | None, rows: Positions) -> RowLogits:
+    def demask(noisy_tokens: TokenIds, registers: RegisterBank | None, rows: Places) -> RowLogits:
         if registers is None:
             empty = (len(noisy_tokens), 0, demasker.config.register_width)
             registers = torch.zeros(empty, device=noisy_tokens.device)
@@ -59,95 +63,14 @@ def strengthened(demask: Demask, strength: float) -> Demask:
     1 is the guided demasker itself, more exaggerates what the registers say. Takes two calls for one, and a
     demasker that has seen empty prefixes in training (decision D14).
     """
+    if strength == 1:
+        return demask
 
-    def demask_strongly(noisy_tokens: TokenIds, registers: RegisterBank | None, rows: Positions) -> RowLogits:
+    def demask_strongly(noisy_tokens: TokenIds, registers: RegisterBank | None, rows: Places) -> RowLogits:
         without = demask(noisy_tokens, None, rows)
         return without + strength * (demask(noisy_tokens, registers, rows) - without)
 
     return demask_strongly
-
-
-def without_end(demask: Demask, eos_id: int, where: Positions) -> Demask:
-    """Never the end token at these positions."""
-
-    def demask_on(noisy_tokens: TokenIds, registers: RegisterBank | None, rows: Positions) -> RowLogits:
-        logits = demask(noisy_tokens, registers, rows)
-        is_end = torch.arange(logits.shape[1], device=logits.device) == eos_id
-        return logits.masked_fill(where[rows, None] & is_end, -torch.inf)
-
-    return demask_on
-
-
-# ---------------------------------------------------------------- what it cost
-
-
-class Size(NamedTuple):
-    """A network at work: how many parameters it has, over how many positions it runs."""
-
-    parameters: int
-    positions: int
-
-    @property
-    def work(self) -> float:
-        return float(self.parameters) * self.positions
-
-
-@dataclass(frozen=True)
-class Cost:
-    """Raw calls of each network."""
-
-    demasker_calls: int = 0
-    denoiser_calls: int = 0
-    encoder_calls: int = 0
-
-    def __add__(self, other: "Cost") -> "Cost":
-        return Cost(
-            self.demasker_calls + other.demasker_calls,
-            self.denoiser_calls + other.denoiser_calls,
-            self.encoder_calls + other.encoder_calls,
-        )
-
-    def nfe(self, *, demasker_parameters: float, denoiser_parameters: float) -> float:
-        """The paper's unit: demasker calls, a denoiser call counting by its share of parameters.
-
-        128 calls of 0.4B beside 8B are 6.4 ("about 6"), 32 are 1.6 ("< 2"). Encoder calls do not count.
-        """
-        return self.demasker_calls + self.denoiser_calls * denoiser_parameters / demasker_parameters
-
-    def flop_nfe(self, *, unit: Size, demasker: Size, denoiser: Size, encoder: Size) -> float:
-        """All calls weighted by parameters x positions, in units of one call of `unit`.
-
-        With the base demasker over the bare text as unit, the prefix and the encoder are paid for too.
-        """
-        work = (
-            self.demasker_calls * demasker.work
-            + self.denoiser_calls * denoiser.work
-            + self.encoder_calls * encoder.work
-        )
-        return work / unit.work
-
-
-NO_COST = Cost()
-
-
-class Ledger:
-    """What was spent on a batch, and for which of its samples."""
-
-    def __init__(self, canvas: TokenIds, spent: Cost) -> None:
-        self.spent, self.samples = [spent], [torch.ones_like(canvas[:, 0], dtype=torch.bool)]
-
-    def enter(self, spent: Cost, samples: Bool[Tensor, "B"]) -> None:
-        """Looks at no value: that would wait for the device after every call."""
-        self.spent.append(spent)
-        self.samples.append(samples)
-
-    def total(self) -> Cost:
-        return sum(self.spent, NO_COST)
-
-    def costs(self) -> list[Cost]:
-        """Of each sample, as if it had been alone."""
-        taken = torch.stack(self.samples, dim=1).cpu().long()
-        return [Cost(*counts) for counts in (taken @ torch.tensor([astuple(one) for one in self.spent])).tolist()]
 
 
 # ---------------------------------------------------------------- the decode loop
@@ -194,6 +117,16 @@ def empty_canvas(num_samples: int, decoding: Decoding, device: str | torch.devic
     return torch.full((num_samples, decoding.plan.length), decoding.mask_id, device=device)
 
 
+# How a step over tensors is carried out: `play(step, key, inputs)`. Steps of one key do the same to their inputs;
+# a device may record the first and replay it for the others (see `crocodil.graphs`).
+Play: TypeAlias = Callable[[Callable[..., Any], Hashable, Sequence[Tensor | None]], Any]
+
+
+def as_it_is(step: Callable[..., Any], key: Hashable, inputs: Sequence[Tensor | None]) -> Any:
+    """The step itself, at once."""
+    return step(*inputs)
+
+
 @torch.no_grad()
 def decode(
     demask: Demask,
@@ -206,6 +139,7 @@ def decode(
     refresh_at: Collection[int] = (),
     spent: Cost = NO_COST,
     on_call: OnCall | None = None,
+    play: Play = as_it_is,
 ) -> Samples:
     """Fill the masked positions of `canvas`: the green lines of Algorithms 2, 3 and 6.
 
@@ -213,73 +147,167 @@ def decode(
     before them is a prompt. `refresh` renews the registers before the calls in `refresh_at`. `spent` is what
     the registers have cost already; `on_call` sees the canvas after every call. A sample depends on its own
     row and streams alone, never on its batch.
+
+    All shapes of a call are known beforehand, and its tensors are looked at only where that is cheap or pays:
+    finished samples are then left out, and a call that would reveal nothing is not made.
     """
-    plan, mask_id = decoding.plan, decoding.mask_id
-    may_change = canvas == mask_id
-    first = _first_planned(may_change, plan)
-    demask = _as_asked(demask, canvas, decoding, guided=registers is not None)
-    tokens, ledger = canvas, Ledger(canvas, spent)
-    for call in plan.calls():
-        call_streams = streams.at("call", call.index)
-        masked = tokens == mask_id
-        if refresh is not None and call.index in refresh_at and masked.any():
-            registers, refresh_cost = refresh(tokens, call_streams.at("refresh"))
-            ledger.enter(refresh_cost, masked.any(dim=1))
-        block = _within(call, first, tokens)
-        hidden = masked & block
-        if not hidden.any():  # a call that has nothing to reveal is not made
+    if decoding.guidance != 1 and registers is None:
+        raise ValueError(f"guidance {decoding.guidance} strengthens registers, and there are none")
+    first = _first_planned(canvas == decoding.mask_id, decoding.plan)
+    batch, ledger = Batch.of(canvas, registers, streams, decoding), Ledger(canvas, spent)
+    num_rows = rows_by_call(canvas[:, first:], decoding)
+    looks_often = canvas.device.type == "cpu" or isinstance(decoding.rule, AboveThreshold)
+    last_rows = 0
+    for call in decoding.plan.calls():
+        refreshes = refresh is not None and call.index in refresh_at
+        if looks_often or refreshes or num_rows[call.index] != last_rows:
+            batch.leave_out_finished()
+            if not len(batch.numbers):
+                break
+        last_rows = num_rows[call.index]
+        if refreshes and refresh is not None:
+            drawn = refresh(batch.tokens, batch.streams.at("call", call.index, "refresh"))
+            ledger.enter(drawn.cost, batch.numbers, batch.unfinished())
+            batch.registers = drawn.registers
+        where = torch.tensor([call.index, first + call.block_start, first + call.block_end, call.calls_left])
+        if looks_often and not _within(where, batch.tokens).logical_and(batch.masked()).any():
             continue
-        proposal = _propose(demask(tokens, registers, hidden), hidden, decoding, call_streams)
-        unfinished = hidden.any(dim=1)  # in this block; a row that has filled it is left alone
-        ledger.enter(Cost(demasker_calls=decoding.calls_each_time), unfinished)
-        is_open = may_change & block & unfinished[:, None]
-        proposed = tokens.masked_scatter(hidden, proposal.tokens)
-        confidence = _confidence(proposal, proposed, hidden, decoding)
-        step = RevealStep(confidence, hidden, is_open, call.calls_left, plan.calls_per_block, call_streams)
-        tokens = proposed.masked_fill(is_open & ~decoding.rule(step), mask_id)
-        if decoding.eos_id is not None:
-            tokens = fill_behind_end(tokens, may_end=may_change, mask_id=mask_id, eos_id=decoding.eos_id)
+        step = partial(_make_call, demask, decoding, last_rows)
+        inputs = (batch.tokens, batch.given, batch.registers, batch.streams.keys, where.to(canvas.device))
+        batch.tokens, concerned = play(step, (demask, decoding, last_rows), inputs)
+        ledger.enter(Cost(demasker_calls=decoding.calls_each_time), batch.numbers, concerned)
         if on_call is not None:
-            on_call(tokens, call.index, ledger.total())
-    return Samples(tokens, ledger.total(), ledger.costs(), registers)
+            on_call(batch.all_tokens(), call.index, ledger.total())
+    return Samples(batch.all_tokens(), ledger.total(), ledger.costs(), batch.all_registers())
 
 
-def _as_asked(demask: Demask, canvas: TokenIds, decoding: Decoding, *, guided: bool) -> Demask:
-    """With the guidance strength, and without ends that would cut off given text."""
-    if decoding.guidance != 1:
-        if not guided:
-            raise ValueError(f"guidance {decoding.guidance} strengthens registers, and there are none")
-        demask = strengthened(demask, decoding.guidance)
-    if decoding.eos_id is None:
-        return demask
-    text_follows = before_given_text(canvas, mask_id=decoding.mask_id, eos_id=decoding.eos_id)
-    if not (text_follows & (canvas == decoding.mask_id)).any():
-        return demask
-    return without_end(demask, decoding.eos_id, text_follows)
+@dataclass
+class Batch:
+    """The samples that are still decoded, out of those asked for."""
+
+    numbers: Numbers
+    tokens: TokenIds
+    given: Positions
+    registers: RegisterBank | None
+    streams: Streams
+    mask_id: int
+    left_tokens: TokenIds  # of all samples; right for those that were left out
+    left_registers: RegisterBank | None
+    step_size: int  # sizes of a batch are multiples of it: a device records each size anew
+
+    @classmethod
+    def of(cls, canvas: TokenIds, registers: RegisterBank | None, streams: Streams, decoding: Decoding) -> "Batch":
+        numbers = torch.arange(len(canvas), device=canvas.device)
+        step_size = 1 if canvas.device.type == "cpu" else -(-len(canvas) // BATCH_SIZES)
+        given = canvas != decoding.mask_id
+        return cls(numbers, canvas, given, registers, streams, decoding.mask_id, canvas, registers, step_size)
+
+    def masked(self) -> Positions:
+        return self.tokens == self.mask_id
+
+    def unfinished(self) -> Bool[Tensor, "B"]:
+        return self.masked().any(dim=1)
+
+    def leave_out_finished(self) -> None:
+        finished = ~self.unfinished()
+        num_left = int((~finished).sum())
+        size = -(-num_left // self.step_size) * self.step_size
+        if size >= len(self.numbers):
+            return
+        self.left_tokens, self.left_registers = self.all_tokens(), self.all_registers()
+        kept = finished.int().argsort(stable=True)[:size].sort().values
+        self.numbers, self.tokens, self.given = self.numbers[kept], self.tokens[kept], self.given[kept]
+        self.registers = None if self.registers is None else self.registers[kept]
+        self.streams = self.streams[kept]
+
+    def all_tokens(self) -> TokenIds:
+        return self.left_tokens.index_copy(0, self.numbers, self.tokens)
+
+    def all_registers(self) -> RegisterBank | None:
+        if self.registers is None or self.left_registers is None:
+            return self.registers
+        return self.left_registers.index_copy(0, self.numbers, self.registers)
 
 
-def _propose(row_logits: RowLogits, hidden: Positions, decoding: Decoding, streams: Streams) -> Proposal:
+def rows_by_call(planned: TokenIds, decoding: Decoding) -> list[int]:
+    """How many positions of a sample can still be hidden at each call, rounded up to an eighth of a block."""
+    plan = decoding.plan
+    masked = (planned == decoding.mask_id).unflatten(1, (plan.num_blocks, plan.block_size))
+    most_hidden = masked.sum(dim=2).amax(dim=0).tolist()
+    unit = -(-plan.block_size // ROW_COUNTS)
+    found = []
+    for hidden in most_hidden:
+        for calls_left in range(plan.calls_per_block, 0, -1):
+            found.append(min(-(-hidden // unit) * unit, plan.block_size))
+            if not isinstance(decoding.rule, Remask):  # the others reveal their quota at least, and hide nothing
+                hidden -= -(-hidden // calls_left)
+    return found
+
+
+def _make_call(
+    demask: Demask,
+    decoding: Decoding,
+    num_rows: int,
+    tokens: TokenIds,
+    given: Positions,
+    registers: RegisterBank | None,
+    keys: Int[Tensor, "B"],
+    where: Int[Tensor, "4"],
+) -> tuple[TokenIds, Bool[Tensor, "B"]]:
+    """One call of the demasker and what it reveals; and whom it concerns: who had something hidden.
+
+    `where` is the call as numbers: its index, its block's start and end on the canvas, and the calls left.
+    """
+    index, _, _, calls_left = where.unbind()
+    streams = Streams(keys).at("call", index.expand(len(keys)))
+    block = _within(where, tokens)
+    hidden = block & (tokens == decoding.mask_id)
+    places = hidden.byte().argsort(dim=1, descending=True, stable=True)[:, :num_rows]  # hidden ones first
+    proposal = _propose(demask, decoding, tokens, given, registers, places, streams)
+    is_hidden = hidden.gather(1, places)
+    proposed = tokens.scatter(1, places, proposal.tokens.where(is_hidden, tokens.gather(1, places)))
+    log_prob = torch.zeros(tokens.shape, device=tokens.device)
+    log_prob = log_prob.scatter(1, places, proposal.log_prob.float().masked_fill(~is_hidden, 0))
+    if decoding.eos_id is not None and decoding.eos_last:
+        log_prob = hold_back_ends(log_prob, ends=hidden & (proposed == decoding.eos_id), hidden=hidden)
+    concerned = hidden.any(dim=1)  # who has filled this block is left alone
+    is_open = block & ~given & concerned[:, None]
+    step = RevealStep(log_prob, hidden, is_open, calls_left, decoding.plan.calls_per_block, streams)
+    tokens = proposed.masked_fill(is_open & ~decoding.rule(step), decoding.mask_id)
+    if decoding.eos_id is not None:
+        tokens = fill_behind_end(tokens, may_end=~given, mask_id=decoding.mask_id, eos_id=decoding.eos_id)
+    return tokens, concerned
+
+
+class _Proposals(NamedTuple):
+    tokens: Int[Tensor, "B P"]
+    log_prob: Float[Tensor, "B P"]
+
+
+def _propose(
+    demask: Demask,
+    decoding: Decoding,
+    tokens: TokenIds,
+    given: Positions,
+    registers: RegisterBank | None,
+    places: Places,
+    streams: Streams,
+) -> _Proposals:
     """Every position draws from a stream of its own, whatever else is hidden."""
-    sample, position = hidden.nonzero(as_tuple=True)
-    row_streams = streams.at("token")[sample].at(position)
-    return propose_tokens(
+    row_logits = strengthened(demask, decoding.guidance)(tokens, registers, places)
+    if decoding.eos_id is not None:
+        text_follows = before_given_text(tokens, given=given, eos_id=decoding.eos_id).gather(1, places)
+        is_end = torch.arange(row_logits.shape[1], device=tokens.device) == decoding.eos_id
+        row_logits = row_logits.masked_fill(text_follows.flatten()[:, None] & is_end, -torch.inf)
+    sample = torch.arange(len(tokens), device=tokens.device)[:, None].expand_as(places).flatten()
+    proposal = propose_tokens(
         row_logits,
         mask_id=decoding.mask_id,
         temperature=decoding.temperature,
         top_p=decoding.top_p,
-        streams=row_streams,
+        streams=streams.at("token")[sample].at(places.flatten()),
     )
-
-
-def _confidence(
-    proposal: Proposal, proposed: TokenIds, hidden: Positions, decoding: Decoding
-) -> Float[Tensor, "B N"]:
-    """Log-probabilities of the proposals, those of ends held back."""
-    nothing = torch.zeros(hidden.shape, device=hidden.device)
-    log_prob = nothing.masked_scatter(hidden, proposal.log_prob.to(nothing.dtype))
-    if decoding.eos_id is None or not decoding.eos_last:
-        return log_prob
-    return hold_back_ends(log_prob, ends=hidden & (proposed == decoding.eos_id), hidden=hidden)
+    return _Proposals(*(found.view(places.shape) for found in proposal))
 
 
 def _first_planned(masked: Positions, plan: DecodePlan) -> int:
@@ -291,9 +319,9 @@ def _first_planned(masked: Positions, plan: DecodePlan) -> int:
     return first
 
 
-def _within(call: Call, first: int, tokens: TokenIds) -> Positions:
+def _within(where: Int[Tensor, "4"], tokens: TokenIds) -> Positions:
     index = torch.arange(tokens.shape[1], device=tokens.device)
-    return ((index >= first + call.block_start) & (index < first + call.block_end)).expand_as(tokens)
+    return ((index >= where[1]) & (index < where[2])).expand_as(tokens)
 
 
 # ---------------------------------------------------------------- registers from the prior
@@ -331,10 +359,13 @@ def con_then_disc(
     *,
     streams: Streams,
     on_call: OnCall | None = None,
+    play: Play = as_it_is,
 ) -> Samples:
     """Algorithm 2: draw the registers (lines 2-3), then decode them (lines 4-11)."""
     registers, spent = draw(streams.at("prior"))
-    return decode(demask, canvas, decoding, registers=registers, streams=streams, spent=spent, on_call=on_call)
+    return decode(
+        demask, canvas, decoding, registers=registers, streams=streams, spent=spent, on_call=on_call, play=play
+    )
 
 
 def con_within_disc(
@@ -347,6 +378,7 @@ def con_within_disc(
     streams: Streams,
     refresh_fractions: Collection[float] = (0.5,),
     on_call: OnCall | None = None,
+    play: Play = as_it_is,
 ) -> Samples:
     """Algorithm 3: as Algorithm 2, and the registers are drawn again, given the tokens found so far.
 
@@ -367,6 +399,7 @@ def con_within_disc(
         refresh_at={min(round(fraction * decoding.plan.num_calls), last) for fraction in refresh_fractions},
         spent=spent,
         on_call=on_call,
+        play=play,
     )
 
 
@@ -379,9 +412,12 @@ def autoencode(
     *,
     streams: Streams,
     on_call: OnCall | None = None,
+    play: Play = as_it_is,
 ) -> Samples:
     """Algorithm 6: encode a sequence to registers (line 2) and decode these on a new canvas (lines 3-9)."""
     with torch.no_grad():
         registers = encode(tokens)
     spent = Cost(encoder_calls=1)
-    return decode(demask, canvas, decoding, registers=registers, streams=streams, spent=spent, on_call=on_call)
+    return decode(
+        demask, canvas, decoding, registers=registers, streams=streams, spent=spent, on_call=on_call, play=play
+    )

@@ -9,6 +9,7 @@ from torch import Tensor
 
 TokenIds = Int[Tensor, "B N"]
 Positions = Bool[Tensor, "B N"]  # a subset of all positions: the hidden ones, the visible ones ...
+Places = Int[Tensor, "B P"]  # the same number of positions of every sequence, by index
 Logits = Float[Tensor, "B N V"]
 RowTokens = Int[Tensor, "R"]
 RowLogits = Float[Tensor, "R V"]

@@ -335,7 +335,7 @@ def test_a_text_does_not_stop_at_an_end_while_something_before_it_is_hidden():
 
 def test_only_what_stands_before_given_text_must_not_end():
     canvas = torch.tensor([[5, MASK, 6, MASK, EOS], [EOS, MASK, MASK, MASK, MASK]])
-    assert before_given_text(canvas, mask_id=MASK, eos_id=EOS).tolist() == [
+    assert before_given_text(canvas, given=canvas != MASK, eos_id=EOS).tolist() == [
         [True, True, True, False, False],
         [False] * 5,
     ]

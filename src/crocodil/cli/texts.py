@@ -16,8 +16,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from crocodil.cli.root import Format
+from crocodil.cost import Cost
 from crocodil.pipeline import Crocodil, Generation
-from crocodil.samplers import Cost, OnCall
+from crocodil.samplers import OnCall
 from crocodil.shapes import RegisterBank, TokenIds
 from crocodil.tokenization import Tokenizer
 

@@ -12,9 +12,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from crocodil.models.llada import LLaDA, LLaDAConfig
+from crocodil.models.llada import LLaDA, LLaDAConfig, picked
 from crocodil.processes.registers import within_prefix
-from crocodil.shapes import Logits, Positions, PrefixLength, RegisterBank, RowLogits, TokenIds
+from crocodil.shapes import Logits, Places, Positions, PrefixLength, RegisterBank, RowLogits, TokenIds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +56,7 @@ class Demasker(nn.Module):
         registers: RegisterBank,
         *,
         prefix_length: PrefixLength | None = None,
-        rows: Positions | None = None,
+        rows: Positions | Places | None = None,
     ) -> Logits | RowLogits:
         """Logits at the text positions, or at those in `rows` alone.
 
@@ -75,7 +75,7 @@ class Demasker(nn.Module):
             ones = seen.new_ones(len(seen), 1)
             key_mask = torch.cat([ones, seen, ones.expand(-1, num_text + 1)], dim=1)
         states = self.backbone.transform(embeddings, angles, key_mask)[:, -num_text:]
-        return self.backbone.logits(states if rows is None else states[rows])
+        return self.backbone.logits(states if rows is None else picked(states, rows))
 
     def init_weights(self, generator: torch.Generator) -> "Demasker":
         self.backbone.init_weights(generator)

@@ -12,7 +12,7 @@ from einops import rearrange
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from crocodil.shapes import Positions, RowLogits, TokenIds
+from crocodil.shapes import Places, Positions, RowLogits, TokenIds
 
 Embeddings = Float[Tensor, "B L W"]
 Angles = Float[Tensor, "#B L P"]  # rotary angles: P = head width / 2 frequency pairs
@@ -67,7 +67,7 @@ class LLaDA(nn.Module):
         prefix_embeddings: Float[Tensor, "B P W"] | None = None,
         attention_mask: KeyMask | None = None,
         positions: Int[Tensor, "#B L"] | None = None,
-        rows: Positions | None = None,
+        rows: Positions | Places | None = None,
     ) -> Float[Tensor, "B L V"] | RowLogits:
         """Logits over prefix and tokens, or at the token positions in `rows` alone.
 
@@ -80,7 +80,7 @@ class LLaDA(nn.Module):
         if positions is None:
             positions = torch.arange(embeddings.shape[1], device=tokens.device)[None]
         states = self.transform(embeddings, self.angles(positions), attention_mask)
-        return self.logits(states if rows is None else states[:, -tokens.shape[1] :][rows])
+        return self.logits(states if rows is None else picked(states[:, -tokens.shape[1] :], rows))
 
     def transform(self, embeddings: Embeddings, angles: Angles, key_mask: KeyMask | None) -> Embeddings:
         """The blocks and the final norm."""
@@ -153,6 +153,13 @@ class Block(nn.Module):
             enable_gqa=query.shape[1] != key.shape[1],
         )
         return self.attn_out(rearrange(mixed, "b h l p -> b l (h p)"))
+
+
+def picked(states: Embeddings, rows: Positions | Places) -> Float[Tensor, "R W"]:
+    """The states at some positions, sequence by sequence; by index, their number is known without looking."""
+    if rows.dtype == torch.bool:
+        return states[rows]
+    return states.gather(1, rows[..., None].expand(-1, -1, states.shape[2])).flatten(0, 1)
 
 
 def in_autocast_dtype(embeddings: Embeddings) -> Embeddings:

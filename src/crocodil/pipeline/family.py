@@ -19,6 +19,7 @@ from torch import Tensor
 
 from crocodil import samplers
 from crocodil.checkpoints import Device, StrPath
+from crocodil.cost import Cost, Size
 from crocodil.models.demasker import Demasker
 from crocodil.models.llada import LLaDA
 from crocodil.models.register_denoiser import RegisterDenoiser
@@ -39,7 +40,7 @@ from crocodil.pipeline.machine import affordable_batch, default_device, num_para
 from crocodil.processes.masking import DecodePlan, MostConfident, RevealRule
 from crocodil.processes.registers import interpolate
 from crocodil.progress import Advance, progress
-from crocodil.samplers import Cost, Decoding, Draw, OnCall, PriorSampling, Samples, Size
+from crocodil.samplers import Decoding, Draw, OnCall, PriorSampling, Samples
 from crocodil.seeding import Streams
 from crocodil.shapes import RegisterBank, TokenIds
 from crocodil.tokenization import Tokenizer

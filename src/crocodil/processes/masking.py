@@ -273,7 +273,7 @@ class RevealStep(NamedTuple):
     log_prob: Float[Tensor, "B N"]  # of the proposed tokens; read at hidden positions only
     hidden: Positions  # open positions that were masked before this call
     open: Positions  # positions of the open block, less the given tokens
-    calls_left: int  # in this block, this call included
+    calls_left: int | Int[Tensor, ""]  # in this block, this call included
     calls_per_block: int
     streams: Streams
 
@@ -383,7 +383,7 @@ def fill_behind_end(tokens: TokenIds, *, may_end: Positions, mask_id: int, eos_i
     return tokens.masked_fill(masked & ended, eos_id)
 
 
-def before_given_text(canvas: TokenIds, *, mask_id: int, eos_id: int) -> Positions:
+def before_given_text(tokens: TokenIds, *, given: Positions, eos_id: int) -> Positions:
     """Positions with given text somewhere behind them: an end there would cut it off."""
-    is_text = (canvas != mask_id) & (canvas != eos_id)
+    is_text = given & (tokens != eos_id)
     return is_text.flip(1).cumsum(dim=1).flip(1) > 0
