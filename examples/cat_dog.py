@@ -21,14 +21,14 @@ from crocodil.processes.masking import DecodePlan
 from crocodil.samplers import (
     Decoding,
     Draw,
+    Guided,
     PriorSampling,
     Samples,
+    Unguided,
     autoencode,
     con_then_disc,
     decode,
     draw_registers,
-    guided,
-    unguided,
 )
 from crocodil.seeding import Streams, generator_for
 
@@ -115,12 +115,12 @@ def main() -> None:
         return draw_registers(denoiser, sampling, streams=drawn)
 
     results = {
-        "base, one word a call": decode(unguided(base), canvas, one_by_one, streams=streams),
-        "base, both words at once": decode(unguided(base), canvas, at_once, streams=streams),
+        "base, one word a call": decode(Unguided(base), canvas, one_by_one, streams=streams),
+        "base, both words at once": decode(Unguided(base), canvas, at_once, streams=streams),
         "autoencoder, both at once": autoencode(
-            encoder, guided(demasker), sentences, canvas, at_once, streams=streams
+            encoder, Guided(demasker), sentences, canvas, at_once, streams=streams
         ),
-        "ConThenDisc, both at once": con_then_disc(draw, guided(demasker), canvas, at_once, streams=streams),
+        "ConThenDisc, both at once": con_then_disc(draw, Guided(demasker), canvas, at_once, streams=streams),
     }
     print(f"\n{NUM_SAMPLES} sentences each          calls   incoherent   the first four")
     for name, samples in results.items():

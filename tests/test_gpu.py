@@ -6,8 +6,26 @@ import torch
 from tiny import CONDITIONAL, MASK
 
 from crocodil.checkpoints import load_llada
-from crocodil.processes.masking import AtRandom, DecodePlan
-from crocodil.samplers import Decoding, PriorSampling, con_then_disc, draw_registers, empty_canvas, guided
+from crocodil.graphs import Recorder
+from crocodil.processes.masking import (
+    AboveThreshold,
+    AtRandom,
+    DecodePlan,
+    MostConfident,
+    Remask,
+    propose_tokens,
+)
+from crocodil.samplers import (
+    PLAIN,
+    Decoding,
+    Engine,
+    Guided,
+    PriorSampling,
+    con_then_disc,
+    con_within_disc,
+    draw_registers,
+    empty_canvas,
+)
 from crocodil.seeding import Streams
 
 pytestmark = [
@@ -51,13 +69,50 @@ def test_con_then_disc_draws_the_same_samples_on_both_devices():
         sampling = PriorSampling(num_registers=6, register_width=16, num_steps=8)
         return con_then_disc(
             lambda streams: draw_registers(denoiser, sampling, streams=streams),
-            guided(demasker),
+            Guided(demasker),
             empty_canvas(32, how, device),
             how,
             streams=Streams.of("x", samples=range(32), device=device),
         ).tokens.cpu()
 
     assert (sample("cpu") == sample("cuda")).float().mean() > 0.99
+
+
+@pytest.mark.parametrize("rule", [MostConfident(), AtRandom(), AboveThreshold(0.1), Remask()])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_recorded_calls_give_the_same_samples(rule, compiled):
+    if compiled and not isinstance(rule, MostConfident):
+        pytest.skip("compiling is the same for all rules")
+    demasker, denoiser = tiny.demasker().cuda(), tiny.denoiser(CONDITIONAL).cuda()
+    how = Decoding(
+        plan=DecodePlan.one_block(16, 8), mask_id=MASK, rule=rule, temperature=1.0, eos_id=tiny.EOS, top_p=0.9
+    )
+    sampling = PriorSampling(num_registers=6, register_width=16, num_steps=8)
+    propose = torch.compile(propose_tokens, dynamic=True) if compiled else propose_tokens
+
+    def sample(engine, seed):
+        return con_within_disc(
+            lambda streams: draw_registers(denoiser, sampling, streams=streams, engine=engine),
+            lambda tokens, streams: draw_registers(
+                denoiser,
+                sampling,
+                condition=streams.at("condition").normal(6, 16),
+                streams=streams,
+                engine=engine,
+            ),
+            Guided(demasker),
+            empty_canvas(32, how, "cuda"),
+            how,
+            streams=Streams.of(seed, samples=range(32), device="cuda"),
+            engine=engine,
+        )
+
+    recorded = Engine(Recorder(), propose)
+    for seed in (1, 2):  # recorded with the first, only replayed with the second
+        plain, fast = sample(PLAIN, seed), sample(recorded, seed)
+        assert (plain.tokens == fast.tokens).float().mean() > 0.99
+        assert plain.costs == fast.costs or compiled
+        assert torch.allclose(plain.registers, fast.registers, atol=1e-3)
 
 
 def test_weights_load_straight_onto_the_device(fixtures):

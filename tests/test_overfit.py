@@ -11,12 +11,12 @@ from crocodil.objectives import DemaskerObjective, PriorObjective, base_loss, gu
 from crocodil.processes.masking import DecodePlan
 from crocodil.samplers import (
     Decoding,
+    Guided,
     PriorSampling,
     autoencode,
     con_then_disc,
     draw_registers,
     empty_canvas,
-    guided,
 )
 
 LENGTH, NUM_REGISTERS, REGISTER_WIDTH = 16, 4, 32
@@ -49,7 +49,7 @@ def autoencoder():
 def test_a_tiny_model_overfits_eight_programs_and_decodes_them_back(autoencoder, num_calls):
     encoder, demasker = autoencoder
     how = in_calls(num_calls)
-    samples = autoencode(encoder, guided(demasker), PROGRAMS, empty_canvas(8, how), how, streams=tiny.streams(8))
+    samples = autoencode(encoder, Guided(demasker), PROGRAMS, empty_canvas(8, how), how, streams=tiny.streams(8))
     assert torch.equal(samples.tokens, PROGRAMS)
     assert samples.cost.demasker_calls == num_calls
 
@@ -78,7 +78,7 @@ def test_a_prior_over_their_registers_generates_the_programs_again(autoencoder):
     how = in_calls(4)
     generated = con_then_disc(
         lambda streams: draw_registers(prior, sampling, streams=streams),
-        guided(demasker),
+        Guided(demasker),
         empty_canvas(64, how),
         how,
         streams=tiny.streams(64),

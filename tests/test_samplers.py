@@ -24,16 +24,16 @@ from crocodil.processes.masking import (
 from crocodil.samplers import (
     Decoding,
     Draw,
+    Guided,
     PriorSampling,
+    Unguided,
     autoencode,
     con_then_disc,
     con_within_disc,
     decode,
     draw_registers,
     empty_canvas,
-    guided,
     strengthened,
-    unguided,
 )
 
 TABLE_1 = {32: [8, 16, 32, 64, 128, 256], 64: [8, 16, 32, 64], 128: [8, 16, 32, 64], 256: [4, 8, 16, 32, 64]}
@@ -104,7 +104,7 @@ def test_every_rule_fills_the_canvas_and_never_writes_the_mask_or_over_given_tok
     given = tiny.streams(5, "given").uniform(16) < 0.4  # an infilling: other places in every sample
     tokens = tiny.programs(5, 16)
     canvas = torch.where(given, tokens, canvas)
-    samples, history = watched(unguided(tiny.llada()), canvas, how, streams=tiny.streams(5))
+    samples, history = watched(Unguided(tiny.llada()), canvas, how, streams=tiny.streams(5))
     for state in history:
         assert torch.equal(state[given], tokens[given])
     assert (samples.tokens != MASK).all()
@@ -124,7 +124,7 @@ def test_a_prompt_stands_before_the_plan_and_stays():
 
 def test_each_call_reveals_its_share_and_committed_tokens_never_change():
     how = decoding(length=16, num_calls=5, rule=AtRandom(), temperature=1.0)
-    _, history = watched(unguided(tiny.llada()), empty_canvas(4, how), how, streams=tiny.streams(4))
+    _, history = watched(Unguided(tiny.llada()), empty_canvas(4, how), how, streams=tiny.streams(4))
     shown = torch.stack([(state != MASK).sum(dim=1) for state in history])
     assert (shown == torch.tensor([4, 7, 10, 13, 16])[:, None]).all()
     for earlier, later in pairwise(history):
@@ -133,7 +133,7 @@ def test_each_call_reveals_its_share_and_committed_tokens_never_change():
 
 def test_remasking_as_printed_lets_committed_tokens_change():
     how = decoding(length=16, num_calls=8, rule=Remask(), temperature=1.0)
-    _, history = watched(unguided(tiny.llada()), empty_canvas(4, how), how, streams=tiny.streams(4))
+    _, history = watched(Unguided(tiny.llada()), empty_canvas(4, how), how, streams=tiny.streams(4))
     assert any(((later != earlier) & (earlier != MASK)).any() for earlier, later in pairwise(history))
 
 
@@ -154,7 +154,7 @@ def test_a_canvas_with_nothing_hidden_costs_nothing():
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: type(rule).__name__)
 def test_a_sample_is_the_same_in_a_batch_of_any_size(rule):
     how = decoding(length=16, num_calls=4, rule=rule, temperature=1.0)
-    demask, registers, streams = guided(tiny.demasker()), tiny.bank(6), tiny.streams(6)
+    demask, registers, streams = Guided(tiny.demasker()), tiny.bank(6), tiny.streams(6)
     together = decode(demask, empty_canvas(6, how), how, registers=registers, streams=streams)
     for i in range(6):
         one = torch.tensor([i])
@@ -176,7 +176,7 @@ def test_calls_are_counted_for_each_sample_and_a_finished_batch_makes_none():
 @pytest.mark.parametrize("rule", [AboveThreshold(0.05), Remask()], ids=lambda rule: type(rule).__name__)
 def test_refreshes_in_a_batch_are_those_of_each_sample_alone_even_where_blocks_fill_early(rule):
     how = decoding(length=16, block_size=4, num_calls=16, rule=rule, temperature=1.0, eos_id=EOS)
-    demask, denoiser, encoder = guided(tiny.demasker()), tiny.denoiser(tiny.CONDITIONAL), tiny.encoder()
+    demask, denoiser, encoder = Guided(tiny.demasker()), tiny.denoiser(tiny.CONDITIONAL), tiny.encoder()
 
     def draw(streams):
         return draw_registers(denoiser, SAMPLING, streams=streams)
@@ -239,8 +239,8 @@ def test_the_loop_equals_the_clear_one_token_for_token_and_call_for_call(case, i
         return Draw(drawn.normal(NUM_REGISTERS, REGISTER_WIDTH) + (tokens == MASK).sum(dim=1)[:, None, None], COST)
 
     how_else = {"registers": tiny.bank(6), "streams": streams, "refresh": refresh, "refresh_at": {2}}
-    fast = decode(guided(tiny.demasker()), canvas, how, **how_else)
-    clear = clear_decode(guided(tiny.demasker()), canvas, how, **how_else)
+    fast = decode(Guided(tiny.demasker()), canvas, how, **how_else)
+    clear = clear_decode(Guided(tiny.demasker()), canvas, how, **how_else)
     assert torch.equal(fast.tokens, clear.tokens)
     assert fast.costs == clear.costs
     assert fast.cost == clear.cost
@@ -294,7 +294,7 @@ def test_no_end_cuts_off_given_text(rule):
 
 
 def test_guidance_moves_logits_away_from_those_of_the_empty_prefix():
-    demask, tokens, registers = guided(tiny.demasker()), tiny.programs(2, 8), tiny.bank(2)
+    demask, tokens, registers = Guided(tiny.demasker()), tiny.programs(2, 8), tiny.bank(2)
     rows = torch.arange(8).expand(2, -1)
     without, full = demask(tokens, None, rows), demask(tokens, registers, rows)
     for strength, expected in ((0.0, without), (1.0, full), (3.0, full + 2 * (full - without))):
@@ -304,12 +304,12 @@ def test_guidance_moves_logits_away_from_those_of_the_empty_prefix():
 def test_guidance_costs_a_second_call_each_time_and_needs_registers():
     how = decoding(guidance=2.0)
     samples = decode(
-        guided(tiny.demasker()), empty_canvas(2, how), how, registers=tiny.bank(2), streams=tiny.streams(2)
+        Guided(tiny.demasker()), empty_canvas(2, how), how, registers=tiny.bank(2), streams=tiny.streams(2)
     )
     assert samples.cost == Cost(demasker_calls=8)
     assert samples.costs == [Cost(8), Cost(8)]
     with pytest.raises(ValueError, match="strengthens registers, and there are none"):
-        decode(guided(tiny.demasker()), empty_canvas(2, how), how, streams=tiny.streams(2))
+        decode(Guided(tiny.demasker()), empty_canvas(2, how), how, streams=tiny.streams(2))
 
 
 # ---------------------------------------------------------------- parity with LLaDA's own generate
@@ -356,7 +356,7 @@ def test_our_loop_generates_what_the_public_implementation_generated(fixtures, n
     canvas = empty_canvas(2, how)
     if setting["prompt"]:
         canvas = torch.cat([golden["prompt"], canvas], dim=1)
-    samples = decode(unguided(model), canvas, how, streams=tiny.streams(2))
+    samples = decode(Unguided(model), canvas, how, streams=tiny.streams(2))
     assert torch.equal(samples.tokens[:, -setting["length"] :], golden[f"generate.{case}"])
     assert samples.cost == Cost(demasker_calls=setting["steps"])
 
@@ -448,7 +448,7 @@ def test_drawn_registers_lie_on_the_sphere_and_do_not_depend_on_the_batch():
 
 
 def test_con_then_disc_draws_registers_and_decodes_them():
-    denoiser, demask, how = tiny.denoiser(), guided(tiny.demasker()), decoding()
+    denoiser, demask, how = tiny.denoiser(), Guided(tiny.demasker()), decoding()
     streams, canvas = tiny.streams(3), empty_canvas(3, decoding())
     samples = con_then_disc(
         lambda drawn: draw_registers(denoiser, SAMPLING, streams=drawn), demask, canvas, how, streams=streams
@@ -484,7 +484,7 @@ def test_con_within_disc_refreshes_the_registers_given_the_tokens_found_so_far(f
 def test_con_then_disc_is_con_within_disc_without_refresh():
     denoiser, demask, how, canvas = (
         tiny.denoiser(),
-        guided(tiny.demasker()),
+        Guided(tiny.demasker()),
         decoding(),
         empty_canvas(3, decoding()),
     )
@@ -506,7 +506,7 @@ def test_a_refresh_outside_the_decoding_is_refused():
     with pytest.raises(ValueError, match=r"refresh fractions lie in \[0, 1\)"):
         con_within_disc(
             lambda streams: Draw(tiny.bank(1), Cost()), lambda tokens, streams: Draw(tiny.bank(1), Cost()),
-            guided(tiny.demasker()), empty_canvas(1, how), how,
+            Guided(tiny.demasker()), empty_canvas(1, how), how,
             streams=tiny.streams(1), refresh_fractions=(1.0,),
         )  # fmt: skip
 
@@ -514,7 +514,7 @@ def test_a_refresh_outside_the_decoding_is_refused():
 def test_the_autoencoder_costs_one_encoder_call():
     encoder, how, tokens = tiny.encoder(), decoding(), tiny.programs(2, 16)
     samples = autoencode(
-        encoder, guided(tiny.demasker()), tokens, empty_canvas(2, how), how, streams=tiny.streams(2)
+        encoder, Guided(tiny.demasker()), tokens, empty_canvas(2, how), how, streams=tiny.streams(2)
     )
     assert samples.cost == Cost(demasker_calls=4, encoder_calls=1)
 
@@ -523,4 +523,4 @@ def test_a_guided_demasker_without_registers_decodes_with_its_empty_prefix():
     demasker, tokens = tiny.demasker(), tiny.programs(2, 8)
     rows = torch.arange(8).expand(2, -1)
     nothing_seen = demasker(tokens, tiny.bank(2), prefix_length=torch.tensor([0, 0]), rows=rows)
-    assert torch.allclose(guided(demasker)(tokens, None, rows), nothing_seen, atol=1e-5)
+    assert torch.allclose(Guided(demasker)(tokens, None, rows), nothing_seen, atol=1e-5)

@@ -17,11 +17,12 @@ from torch import Tensor
 from crocodil.cost import NO_COST, Cost, Ledger, Numbers
 from crocodil.models.demasker import Demasker
 from crocodil.models.llada import LLaDA
-from crocodil.processes.gaussian import Denoise, block_offsets, ddim, ddim_times
+from crocodil.processes.gaussian import block_offsets, ddim_step, ddim_times, walk
 from crocodil.processes.masking import (
     AboveThreshold,
     DecodePlan,
     MostConfident,
+    Proposal,
     Remask,
     RevealRule,
     RevealStep,
@@ -32,7 +33,7 @@ from crocodil.processes.masking import (
 )
 from crocodil.processes.registers import block_index, normalise
 from crocodil.seeding import Streams
-from crocodil.shapes import Places, Positions, RegisterBank, RowLogits, TokenIds
+from crocodil.shapes import Places, Positions, RegisterBank, RegisterTime, RowLogits, TokenIds
 
 # f_theta as the loop sees it: logits at the rows that are wanted.
 Demask: TypeAlias = Callable[[TokenIds, RegisterBank | None, Places], RowLogits]
@@ -40,21 +41,27 @@ Demask: TypeAlias = Callable[[TokenIds, RegisterBank | None, Places], RowLogits]
 ROW_COUNTS, BATCH_SIZES = 8, 4  # in how many shapes calls are made as positions and samples get fewer
 
 
-def unguided(demasker: LLaDA) -> Demask:
+@dataclass(frozen=True)
+class Unguided:
     """The base MDM: registers are ignored."""
-    return lambda noisy_tokens, registers, rows: demasker(noisy_tokens, rows=rows)
+
+    demasker: LLaDA
+
+    def __call__(self, noisy_tokens: TokenIds, registers: RegisterBank | None, rows: Places) -> RowLogits:
+        return self.demasker(noisy_tokens, rows=rows)
 
 
-def guided(demasker: Demasker) -> Demask:
+@dataclass(frozen=True)
+class Guided:
     """The guided demasker; no registers at all is its empty prefix (decision D14)."""
 
-    def demask(noisy_tokens: TokenIds, registers: RegisterBank | None, rows: Places) -> RowLogits:
-        if registers is None:
-            empty = (len(noisy_tokens), 0, demasker.config.register_width)
-            registers = torch.zeros(empty, device=noisy_tokens.device)
-        return demasker(noisy_tokens, registers, rows=rows)
+    demasker: Demasker
 
-    return demask
+    def __call__(self, noisy_tokens: TokenIds, registers: RegisterBank | None, rows: Places) -> RowLogits:
+        if registers is None:
+            empty = (len(noisy_tokens), 0, self.demasker.config.register_width)
+            registers = torch.zeros(empty, device=noisy_tokens.device)
+        return self.demasker(noisy_tokens, registers, rows=rows)
 
 
 def strengthened(demask: Demask, strength: float) -> Demask:
@@ -127,6 +134,17 @@ def as_it_is(step: Callable[..., Any], key: Hashable, inputs: Sequence[Tensor | 
     return step(*inputs)
 
 
+@dataclass(frozen=True)
+class Engine:
+    """How the work is carried out; never what comes out."""
+
+    play: Play = as_it_is
+    propose: Callable[..., Proposal] = propose_tokens  # the same, perhaps compiled
+
+
+PLAIN = Engine()
+
+
 @torch.no_grad()
 def decode(
     demask: Demask,
@@ -139,7 +157,7 @@ def decode(
     refresh_at: Collection[int] = (),
     spent: Cost = NO_COST,
     on_call: OnCall | None = None,
-    play: Play = as_it_is,
+    engine: Engine = PLAIN,
 ) -> Samples:
     """Fill the masked positions of `canvas`: the green lines of Algorithms 2, 3 and 6.
 
@@ -156,6 +174,10 @@ def decode(
     first = _first_planned(canvas == decoding.mask_id, decoding.plan)
     batch, ledger = Batch.of(canvas, registers, streams, decoding), Ledger(canvas, spent)
     num_rows = rows_by_call(canvas[:, first:], decoding)
+    calls = torch.tensor(
+        [(c.index, first + c.block_start, first + c.block_end, c.calls_left) for c in decoding.plan.calls()],
+        device=canvas.device,
+    )
     looks_often = canvas.device.type == "cpu" or isinstance(decoding.rule, AboveThreshold)
     last_rows = 0
     for call in decoding.plan.calls():
@@ -169,12 +191,12 @@ def decode(
             drawn = refresh(batch.tokens, batch.streams.at("call", call.index, "refresh"))
             ledger.enter(drawn.cost, batch.numbers, batch.unfinished())
             batch.registers = drawn.registers
-        where = torch.tensor([call.index, first + call.block_start, first + call.block_end, call.calls_left])
+        where = calls[call.index]
         if looks_often and not _within(where, batch.tokens).logical_and(batch.masked()).any():
             continue
-        step = partial(_make_call, demask, decoding, last_rows)
-        inputs = (batch.tokens, batch.given, batch.registers, batch.streams.keys, where.to(canvas.device))
-        batch.tokens, concerned = play(step, (demask, decoding, last_rows), inputs)
+        how = (demask, decoding, engine.propose, last_rows)
+        inputs = (batch.tokens, batch.given, batch.registers, batch.streams.keys, where)
+        batch.tokens, concerned = engine.play(partial(_make_call, *how), how, inputs)
         ledger.enter(Cost(demasker_calls=decoding.calls_each_time), batch.numbers, concerned)
         if on_call is not None:
             on_call(batch.all_tokens(), call.index, ledger.total())
@@ -247,6 +269,7 @@ def rows_by_call(planned: TokenIds, decoding: Decoding) -> list[int]:
 def _make_call(
     demask: Demask,
     decoding: Decoding,
+    propose: Callable[..., Proposal],
     num_rows: int,
     tokens: TokenIds,
     given: Positions,
@@ -263,51 +286,47 @@ def _make_call(
     block = _within(where, tokens)
     hidden = block & (tokens == decoding.mask_id)
     places = hidden.byte().argsort(dim=1, descending=True, stable=True)[:, :num_rows]  # hidden ones first
-    proposal = _propose(demask, decoding, tokens, given, registers, places, streams)
+    row_logits = _row_logits(demask, decoding, tokens, given, registers, places)
+    sample = torch.arange(len(tokens), device=tokens.device)[:, None].expand_as(places).flatten()
+    proposal = propose(
+        row_logits,
+        mask_id=decoding.mask_id,
+        temperature=decoding.temperature,
+        top_p=decoding.top_p,
+        streams=streams.at("token")[sample].at(places.flatten()),  # every position draws from one of its own
+    )
+    found, log_prob = (one.view(places.shape) for one in proposal)
     is_hidden = hidden.gather(1, places)
-    proposed = tokens.scatter(1, places, proposal.tokens.where(is_hidden, tokens.gather(1, places)))
-    log_prob = torch.zeros(tokens.shape, device=tokens.device)
-    log_prob = log_prob.scatter(1, places, proposal.log_prob.float().masked_fill(~is_hidden, 0))
+    proposed = tokens.scatter(1, places, found.where(is_hidden, tokens.gather(1, places)))
+    nothing = torch.zeros(tokens.shape, device=tokens.device)
+    confidence = nothing.scatter(1, places, log_prob.float().masked_fill(~is_hidden, 0))
     if decoding.eos_id is not None and decoding.eos_last:
-        log_prob = hold_back_ends(log_prob, ends=hidden & (proposed == decoding.eos_id), hidden=hidden)
+        confidence = hold_back_ends(confidence, ends=hidden & (proposed == decoding.eos_id), hidden=hidden)
     concerned = hidden.any(dim=1)  # who has filled this block is left alone
     is_open = block & ~given & concerned[:, None]
-    step = RevealStep(log_prob, hidden, is_open, calls_left, decoding.plan.calls_per_block, streams)
+    step = RevealStep(confidence, hidden, is_open, calls_left, decoding.plan.calls_per_block, streams)
     tokens = proposed.masked_fill(is_open & ~decoding.rule(step), decoding.mask_id)
     if decoding.eos_id is not None:
         tokens = fill_behind_end(tokens, may_end=~given, mask_id=decoding.mask_id, eos_id=decoding.eos_id)
     return tokens, concerned
 
 
-class _Proposals(NamedTuple):
-    tokens: Int[Tensor, "B P"]
-    log_prob: Float[Tensor, "B P"]
-
-
-def _propose(
+def _row_logits(
     demask: Demask,
     decoding: Decoding,
     tokens: TokenIds,
     given: Positions,
     registers: RegisterBank | None,
     places: Places,
-    streams: Streams,
-) -> _Proposals:
-    """Every position draws from a stream of its own, whatever else is hidden."""
+) -> RowLogits:
+    """As strongly guided as asked, and without ends that would cut off given text."""
     row_logits = strengthened(demask, decoding.guidance)(tokens, registers, places)
-    if decoding.eos_id is not None:
-        text_follows = before_given_text(tokens, given=given, eos_id=decoding.eos_id).gather(1, places)
-        is_end = torch.arange(row_logits.shape[1], device=tokens.device) == decoding.eos_id
-        row_logits = row_logits.masked_fill(text_follows.flatten()[:, None] & is_end, -torch.inf)
-    sample = torch.arange(len(tokens), device=tokens.device)[:, None].expand_as(places).flatten()
-    proposal = propose_tokens(
-        row_logits,
-        mask_id=decoding.mask_id,
-        temperature=decoding.temperature,
-        top_p=decoding.top_p,
-        streams=streams.at("token")[sample].at(places.flatten()),
-    )
-    return _Proposals(*(found.view(places.shape) for found in proposal))
+    if decoding.eos_id is None:
+        return row_logits
+    text_follows = before_given_text(tokens, given=given, eos_id=decoding.eos_id).gather(1, places).flatten()
+    ends = row_logits[:, decoding.eos_id].masked_fill(text_follows, -torch.inf)
+    row_logits[:, decoding.eos_id] = ends  # in place: the demasker made them for us
+    return row_logits
 
 
 def _first_planned(masked: Positions, plan: DecodePlan) -> int:
@@ -339,13 +358,41 @@ class PriorSampling:
 
 
 @torch.no_grad()
-def draw_registers(denoise: Denoise, sampling: PriorSampling, *, streams: Streams) -> Draw:
-    """z_0 = G_psi(eps), brought to the sphere that the demasker knows (decision D20)."""
+def draw_registers(
+    denoise: Callable[..., RegisterBank],
+    sampling: PriorSampling,
+    *,
+    condition: Tensor | None = None,
+    streams: Streams,
+    engine: Engine = PLAIN,
+) -> Draw:
+    """z_0 = G_psi(eps), brought to the sphere that the demasker knows (decision D20).
+
+    `denoise` is g_psi(z_s, s), called with `condition=` where there is a condition.
+    """
     noise: Float[Tensor, "B K D"] = streams.at("noise").normal(sampling.num_registers, sampling.register_width)
     offsets = block_offsets(block_index(sampling.num_registers), largest=sampling.largest_offset)
     times = ddim_times(sampling.num_steps, offsets)
-    registers = ddim(denoise, noise, times, offsets=offsets, eta=sampling.eta, streams=streams)
+
+    def step(*inputs: Tensor | None) -> RegisterBank:
+        how = (denoise, sampling.eta)
+        return engine.play(partial(_denoise_once, *how), how, (*inputs, condition))
+
+    registers = walk(step, noise, times, offsets=offsets, eta=sampling.eta, streams=streams)
     return Draw(normalise(registers), Cost(denoiser_calls=sampling.num_steps))
+
+
+def _denoise_once(
+    denoise: Callable[..., RegisterBank],
+    eta: float,
+    noisy_registers: RegisterBank,
+    time: RegisterTime,
+    next_time: RegisterTime,
+    fresh: RegisterBank | None,
+    condition: Tensor | None,
+) -> RegisterBank:
+    clean = denoise(noisy_registers, time, **({} if condition is None else {"condition": condition}))
+    return ddim_step(noisy_registers, clean, time, next_time, eta=eta, fresh=fresh)
 
 
 # ---------------------------------------------------------------- Algorithms 2, 3 and 6
@@ -359,12 +406,12 @@ def con_then_disc(
     *,
     streams: Streams,
     on_call: OnCall | None = None,
-    play: Play = as_it_is,
+    engine: Engine = PLAIN,
 ) -> Samples:
     """Algorithm 2: draw the registers (lines 2-3), then decode them (lines 4-11)."""
     registers, spent = draw(streams.at("prior"))
     return decode(
-        demask, canvas, decoding, registers=registers, streams=streams, spent=spent, on_call=on_call, play=play
+        demask, canvas, decoding, registers=registers, streams=streams, spent=spent, on_call=on_call, engine=engine
     )
 
 
@@ -378,7 +425,7 @@ def con_within_disc(
     streams: Streams,
     refresh_fractions: Collection[float] = (0.5,),
     on_call: OnCall | None = None,
-    play: Play = as_it_is,
+    engine: Engine = PLAIN,
 ) -> Samples:
     """Algorithm 3: as Algorithm 2, and the registers are drawn again, given the tokens found so far.
 
@@ -399,7 +446,7 @@ def con_within_disc(
         refresh_at={min(round(fraction * decoding.plan.num_calls), last) for fraction in refresh_fractions},
         spent=spent,
         on_call=on_call,
-        play=play,
+        engine=engine,
     )
 
 
@@ -412,12 +459,12 @@ def autoencode(
     *,
     streams: Streams,
     on_call: OnCall | None = None,
-    play: Play = as_it_is,
+    engine: Engine = PLAIN,
 ) -> Samples:
     """Algorithm 6: encode a sequence to registers (line 2) and decode these on a new canvas (lines 3-9)."""
     with torch.no_grad():
         registers = encode(tokens)
     spent = Cost(encoder_calls=1)
     return decode(
-        demask, canvas, decoding, registers=registers, streams=streams, spent=spent, on_call=on_call, play=play
+        demask, canvas, decoding, registers=registers, streams=streams, spent=spent, on_call=on_call, engine=engine
     )

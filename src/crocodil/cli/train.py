@@ -102,7 +102,14 @@ def assemble(
     if "demasker" not in found:
         raise ValueError(f"{directory} has no finished stage guided: there is nothing to make a model of")
     settings = Settings(length=run["length"], largest_offset=run["prior_objective"]["largest_offset"])
-    model = Crocodil.assemble(found, tokenizer=data / TOKENIZER_FILE, settings=settings, device="cpu")
+    qwen = run["pretrained"]["qwen"]
+    model = Crocodil.assemble(
+        found,
+        tokenizer=data / TOKENIZER_FILE,
+        encoder_tokenizer=None if qwen is None else Path(qwen) / TOKENIZER_FILE,
+        settings=settings,
+        device="cpu",
+    )
     model.save_pretrained(out)
     typer.echo(f"{out}: {', '.join(found)}")
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cached_property
 from pathlib import Path
 from typing import TypeAlias
 
@@ -20,6 +21,8 @@ from torch import Tensor
 from crocodil import samplers
 from crocodil.checkpoints import Device, StrPath
 from crocodil.cost import Cost, Size
+from crocodil.encoding import encode_tokens
+from crocodil.graphs import Recorder
 from crocodil.models.demasker import Demasker
 from crocodil.models.llada import LLaDA
 from crocodil.models.register_denoiser import RegisterDenoiser
@@ -27,6 +30,7 @@ from crocodil.models.register_encoder import RegisterEncoder
 from crocodil.pipeline.canvases import NOTHING, Given, cut_to_fit, masked_canvas, text_canvases
 from crocodil.pipeline.folder import (
     BUILTIN,
+    ENCODER_TOKENIZER_FILE,
     NETWORKS,
     SETTINGS_FILE,
     TOKENIZER_FILE,
@@ -36,14 +40,20 @@ from crocodil.pipeline.folder import (
     read_settings,
     write_folder,
 )
-from crocodil.pipeline.machine import affordable_batch, default_device, num_parameters
-from crocodil.processes.masking import DecodePlan, MostConfident, RevealRule
+from crocodil.pipeline.machine import (
+    affordable_batch,
+    compile_blocks,
+    default_device,
+    default_dtype,
+    num_parameters,
+)
+from crocodil.processes.masking import DecodePlan, MostConfident, RevealRule, propose_tokens
 from crocodil.processes.registers import interpolate
 from crocodil.progress import Advance, progress
-from crocodil.samplers import Decoding, Draw, OnCall, PriorSampling, Samples
+from crocodil.samplers import PLAIN, Decoding, Draw, Engine, OnCall, PriorSampling, Samples
 from crocodil.seeding import Streams
 from crocodil.shapes import RegisterBank, TokenIds
-from crocodil.tokenization import Tokenizer
+from crocodil.tokenization import Retokenizer, Tokenizer
 
 TOKENS_A_CALL = 8  # unless a number of calls is asked for
 
@@ -103,14 +113,22 @@ class Crocodil:
     conditional: RegisterDenoiser | None = None
     condition_encoder: RegisterEncoder | None = None  # None: the encoder (Sec. 4.3.2, comment iii)
     base: LLaDA | None = None  # trained by itself; None: the demasker with an empty prefix (decision D14)
+    encoder_tokenizer: Tokenizer | None = None  # of an encoder with a vocabulary of its own (decision D7)
+    compiled: bool = False
 
     def __post_init__(self) -> None:
         if self.tokenizer.special.mask is None:
             raise ValueError("the tokenizer has no mask token: a demasker cannot work with it")
         config = self.demasker.config
-        vocab_sizes = {len(self.tokenizer), config.backbone.vocab_size, self.encoder.config.vocab_size}
-        if len(vocab_sizes) > 1:
-            raise ValueError(f"tokenizer, demasker and encoder disagree about the vocabulary: {vocab_sizes}")
+        for name, vocab_size, tokenizer in (
+            ("demasker", config.backbone.vocab_size, self.tokenizer),
+            ("encoder", self.encoder.config.vocab_size, self.encoder_tokenizer or self.tokenizer),
+        ):
+            if vocab_size < len(tokenizer):  # an embedding may have more rows than its tokenizer uses
+                raise ValueError(
+                    f"a {name} of {vocab_size} tokens for a tokenizer of {len(tokenizer)}: "
+                    "they disagree about the vocabulary"
+                )
         for network in (self.encoder, self.prior, self.conditional):
             if network is not None and network.config.register_width != config.register_width:
                 raise ValueError(
@@ -121,16 +139,28 @@ class Crocodil:
 
     @classmethod
     def from_pretrained(
-        cls, path_or_name: StrPath = BUILTIN, *, device: Device | None = None, dtype: torch.dtype | None = None
+        cls,
+        path_or_name: StrPath = BUILTIN,
+        *,
+        device: Device | None = None,
+        dtype: torch.dtype | None = None,
+        compiled: bool = False,
     ) -> "Crocodil":
-        """The model in a folder, or the one that is built in; on the accelerator where there is one."""
+        """The model in a folder, or the one that is built in.
+
+        On the accelerator where there is one, and there in bfloat16. Compiling takes up to a minute at first use,
+        and pays for thousands of texts.
+        """
         folder = model_folder(path_or_name)
+        own = folder / ENCODER_TOKENIZER_FILE
         return cls.assemble(
             {name: folder / name for name in NETWORKS if (folder / name).exists()},
             tokenizer=folder / TOKENIZER_FILE,
+            encoder_tokenizer=own if own.exists() else None,
             settings=read_settings(folder / SETTINGS_FILE),
             device=device,
             dtype=dtype,
+            compiled=compiled,
         )
 
     @classmethod
@@ -139,18 +169,29 @@ class Crocodil:
         networks: Mapping[str, StrPath],
         *,
         tokenizer: StrPath,
+        encoder_tokenizer: StrPath | None = None,
         settings: Settings,
         device: Device | None = None,
         dtype: torch.dtype | None = None,
+        compiled: bool = False,
     ) -> "Crocodil":
         """A model of networks that were saved one by one: the finished stages of a training run, say."""
-        loaded = load_networks(networks, device=device or default_device(), dtype=dtype)
-        return cls(tokenizer=Tokenizer.load(tokenizer), settings=settings, **loaded)
+        device = torch.device(device or default_device())
+        loaded = load_networks(networks, device=device, dtype=dtype or default_dtype(device))
+        if compiled:
+            compile_blocks(loaded.values())
+        return cls(
+            tokenizer=Tokenizer.load(tokenizer),
+            encoder_tokenizer=None if encoder_tokenizer is None else Tokenizer.load(encoder_tokenizer),
+            settings=settings,
+            compiled=compiled,
+            **loaded,
+        )
 
     def save_pretrained(self, directory: StrPath) -> None:
         """Write a model folder; an existing one is never overwritten."""
         networks = {name: getattr(self, name) for name in NETWORKS if getattr(self, name) is not None}
-        write_folder(Path(directory), self.settings, self.tokenizer, networks)
+        write_folder(Path(directory), self.settings, self.tokenizer, networks, self.encoder_tokenizer)
 
     # ------------------------------------------------------------ text -> registers -> text
 
@@ -159,7 +200,23 @@ class Crocodil:
         """Registers, K for each text; `registers[:, :k]` is the coarser description that decodes as well."""
         tokens = self.tokens_of(texts, cut=cut)
         size = batch_size or self.affordable_batch(tokens.shape[1])
-        return torch.cat([self.encoder(some) for some in tokens.split(size)])
+        return torch.cat([self._encode(some) for some in tokens.split(size)])
+
+    def _encode(self, tokens: TokenIds) -> RegisterBank:
+        return encode_tokens(self.encoder, tokens, retokenizer=self._retokenizer)
+
+    @cached_property
+    def _retokenizer(self) -> Retokenizer | None:
+        own = self.encoder_tokenizer
+        return None if own is None else Retokenizer(self.tokenizer, own)
+
+    @cached_property
+    def engine(self) -> Engine:
+        """On CUDA calls are recorded once and replayed."""
+        if self.device.type != "cuda":
+            return PLAIN
+        propose = torch.compile(propose_tokens, dynamic=True) if self.compiled else propose_tokens
+        return Engine(Recorder(), propose)
 
     def decode(
         self,
@@ -180,8 +237,10 @@ class Crocodil:
 
         def sample(places: range, canvas: TokenIds, streams: Streams) -> Samples:
             some = bank[places.start : places.stop]
-            demask = samplers.guided(self.demasker)
-            return samplers.decode(demask, canvas, decoding, registers=some, streams=streams, on_call=on_call)
+            demask = samplers.Guided(self.demasker)
+            return samplers.decode(
+                demask, canvas, decoding, registers=some, streams=streams, on_call=on_call, engine=self.engine
+            )
 
         canvas = self.canvas(decoding.plan.length)
         return self._in_batches(sample, canvas, ("decode", seed), len(registers), batch_size, on_call)
@@ -203,13 +262,14 @@ class Crocodil:
 
         def sample(places: range, canvas: TokenIds, streams: Streams) -> Samples:
             return samplers.autoencode(
-                lambda some: self.encoder(some)[:, :num_registers],
-                samplers.guided(self.demasker),
+                lambda some: self._encode(some)[:, :num_registers],
+                samplers.Guided(self.demasker),
                 tokens[places.start : places.stop],
                 canvas,
                 decoding,
                 streams=streams,
                 on_call=on_call,
+                engine=self.engine,
             )
 
         canvas = self.canvas(decoding.plan.length)
@@ -265,9 +325,9 @@ class Crocodil:
         return made
 
     def _sample_base(self, decoding: Decoding, on_call: OnCall | None) -> Sample:
-        demask = samplers.guided(self.demasker) if self.base is None else samplers.unguided(self.base)
+        demask = samplers.Guided(self.demasker) if self.base is None else samplers.Unguided(self.base)
         return lambda places, canvas, streams: samplers.decode(
-            demask, canvas, decoding, streams=streams, on_call=on_call
+            demask, canvas, decoding, streams=streams, on_call=on_call, engine=self.engine
         )
 
     def _sample_guided(
@@ -283,12 +343,13 @@ class Crocodil:
         return lambda places, canvas, streams: samplers.con_within_disc(
             lambda drawn: first(canvas, drawn),
             lambda tokens, drawn: self.draw_given(tokens, drawn, num_steps=self.settings.refresh_steps),
-            samplers.guided(self.demasker),
+            samplers.Guided(self.demasker),
             canvas,
             decoding,
             streams=streams,
             refresh_fractions=refresh_fractions,
             on_call=on_call,
+            engine=self.engine,
         )
 
     # ------------------------------------------------------------ registers from the priors
@@ -300,7 +361,8 @@ class Crocodil:
             raise ValueError(
                 "this model has no prior: it encodes and decodes, and generates with method base only"
             )
-        return samplers.draw_registers(prior, self._sampling(prior, self.settings.prior_steps), streams=streams)
+        sampling = self._sampling(prior, self.settings.prior_steps)
+        return samplers.draw_registers(prior, sampling, streams=streams, engine=self.engine)
 
     @torch.no_grad()
     def draw_given(self, tokens: TokenIds, streams: Streams, *, num_steps: int) -> Draw:
@@ -309,11 +371,13 @@ class Crocodil:
         if conditional is None:
             raise ValueError("this model has no conditional prior: take conthendisc or base, with nothing given")
         encoder = self.encoder if self.condition_encoder is None else self.condition_encoder
-        condition = encoder(tokens, hidden=tokens == self.mask_id)
+        condition = encode_tokens(encoder, tokens, tokens == self.mask_id, retokenizer=self._retokenizer)
         drawn = samplers.draw_registers(
-            lambda noisy_registers, at: conditional(noisy_registers, at, condition=condition),
+            conditional,
             self._sampling(conditional, num_steps),
+            condition=condition,
             streams=streams,
+            engine=self.engine,
         )
         return Draw(drawn.registers, drawn.cost + Cost(encoder_calls=1))
 

@@ -20,6 +20,7 @@ from crocodil.tokenization import Tokenizer
 
 FORMAT, FORMAT_VERSION = "crocodil model", 1
 SETTINGS_FILE, TOKENIZER_FILE = "crocodil.json", "tokenizer.json"
+ENCODER_TOKENIZER_FILE = "encoder_tokenizer.json"  # where the encoder has a vocabulary of its own (decision D7)
 BUILTIN = "builtin"  # the model that ships with the package
 
 # The networks of a model folder: the first two are always there.
@@ -47,7 +48,11 @@ class Settings:
 
 
 def write_folder(
-    target: Path, settings: Settings, tokenizer: Tokenizer, networks: Mapping[str, nn.Module]
+    target: Path,
+    settings: Settings,
+    tokenizer: Tokenizer,
+    networks: Mapping[str, nn.Module],
+    encoder_tokenizer: Tokenizer | None = None,
 ) -> None:
     """The folder appears whole or not at all, and never in place of another."""
     if target.exists():
@@ -56,6 +61,8 @@ def write_folder(
         about = {"format": FORMAT, "format_version": FORMAT_VERSION, **dataclasses.asdict(settings)}
         (unfinished / SETTINGS_FILE).write_text(json.dumps(about, indent=2) + "\n")
         tokenizer.save(unfinished / TOKENIZER_FILE)
+        if encoder_tokenizer is not None:
+            encoder_tokenizer.save(unfinished / ENCODER_TOKENIZER_FILE)
         for name, network in networks.items():
             save_model(network, unfinished / name)  # type: ignore[arg-type]
 

@@ -1,6 +1,7 @@
 """The machine that a model runs on: which device, how much memory, how large a batch."""
 
 import os
+from collections.abc import Iterable
 
 import torch
 from torch import nn
@@ -12,6 +13,19 @@ LARGEST_BATCH = 256  # beyond it nothing gets faster
 
 def default_device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def default_dtype(device: torch.device) -> torch.dtype:
+    return torch.bfloat16 if device.type == "cuda" else torch.float32
+
+
+def compile_blocks(networks: Iterable[nn.Module]) -> None:
+    """Only the blocks that repeat: one of them is compiled, the others are the same."""
+    for network in networks:
+        for module in network.modules():
+            if isinstance(module, nn.ModuleList):
+                for block in module:
+                    block.compile()
 
 
 def free_memory(device: torch.device) -> int:

@@ -17,6 +17,7 @@ from crocodil.seeding import Streams
 from crocodil.shapes import PerSample, RegisterBank, RegisterTime
 
 Denoise: TypeAlias = Callable[[RegisterBank, RegisterTime], RegisterBank]  # g_psi(z_s, s) -> z_0
+Step: TypeAlias = Callable[[RegisterBank, RegisterTime, RegisterTime, RegisterBank | None], RegisterBank]
 Offsets: TypeAlias = Float[Tensor, "K"]
 
 SCHEDULE_SHIFT = 0.008  # Nichol and Dhariwal (2021), "Improved DDPM", Sec. 3.2
@@ -80,6 +81,25 @@ def ddim(
 
     `eta` = 0 is deterministic, 1 is DDPM's ancestral sampling; above 0 it draws from `streams`.
     """
+
+    def step(
+        registers: RegisterBank, time: RegisterTime, next_time: RegisterTime, fresh: RegisterBank | None
+    ) -> RegisterBank:
+        return ddim_step(registers, denoise(registers, time), time, next_time, eta=eta, fresh=fresh)
+
+    return walk(step, noise, times, offsets=offsets, eta=eta, streams=streams)
+
+
+def walk(
+    step: Step,
+    noise: RegisterBank,
+    times: Sequence[float],
+    *,
+    offsets: Offsets,
+    eta: float = 0.0,
+    streams: Streams | None = None,
+) -> RegisterBank:
+    """From noise to registers, a step at a time."""
     if any(later >= earlier for earlier, later in pairwise(times)) or len(times) < 2:
         raise ValueError(f"DDIM's base times must fall from step to step, these do not: {list(times)}")
     if offsets.max() + times[-1] > 0:
@@ -89,10 +109,10 @@ def ddim(
     registers = noise
     base_times = torch.tensor(times, device=noise.device)[:, None].expand(-1, len(noise))
     time = effective_time(base_times[0], offsets.to(noise.device))
-    for step, base_time in enumerate(base_times[1:]):
+    for number, base_time in enumerate(base_times[1:]):
         next_time = effective_time(base_time, offsets.to(noise.device))
-        fresh = streams.at("ddim", step).normal(*noise.shape[1:]) if eta and streams else None
-        registers = ddim_step(registers, denoise(registers, time), time, next_time, eta=eta, fresh=fresh)
+        fresh = streams.at("ddim", number).normal(*noise.shape[1:]) if eta and streams else None
+        registers = step(registers, time, next_time, fresh)
         time = next_time
     return registers
 

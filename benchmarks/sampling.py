@@ -1,0 +1,293 @@
+"""How fast text is sampled: the loop over its floor, the prior in demasker calls, us and LLaDA's own procedure.
+
+    python benchmarks/sampling.py --model small --compiled       # one GPU
+    python benchmarks/sampling.py --model 8b                     # 8B-shaped, random weights
+    python benchmarks/sampling.py --model small --only cpu       # seconds a program on this machine's cores
+
+All networks have random weights: speed does not depend on them. Everything in a row is measured in the same run.
+"""
+
+import argparse
+import json
+import time
+from dataclasses import replace
+
+import torch
+
+from crocodil.graphs import Recorder
+from crocodil.models.demasker import Demasker, DemaskerConfig
+from crocodil.models.llada import LLaDA, LLaDAConfig
+from crocodil.models.register_denoiser import RegisterDenoiser, RegisterDenoiserConfig
+from crocodil.models.register_encoder import RegisterEncoder, RegisterEncoderConfig
+from crocodil.pipeline.machine import compile_blocks
+from crocodil.presets.models import paper_conditional_prior, paper_demasker, paper_encoder, paper_prior
+from crocodil.processes.masking import AtRandom, DecodePlan, propose_tokens
+from crocodil.samplers import (
+    PLAIN,
+    Decoding,
+    Engine,
+    Guided,
+    PriorSampling,
+    Unguided,
+    con_within_disc,
+    decode,
+    draw_registers,
+    rows_by_call,
+)
+from crocodil.seeding import Streams, generator_for
+
+SMALL = LLaDAConfig(
+    vocab_size=8192, width=512, num_layers=12, num_heads=4, num_kv_heads=4, mlp_width=1408, rope_theta=1e4,
+    mask_id=0, eos_id=2, pad_id=3,
+)  # fmt: skip
+
+
+def networks(model: str, device: str, dtype: torch.dtype):
+    """Demasker, encoder, prior and conditional prior with random weights."""
+    if model == "8b":
+        shapes = (paper_demasker(), paper_encoder(), paper_prior(), paper_conditional_prior())
+    else:
+        prior = RegisterDenoiserConfig(num_registers=8, register_width=256, width=512, num_layers=12, num_heads=4)
+        encoder = RegisterEncoderConfig(
+            vocab_size=8192, width=512, num_layers=6, num_heads=4, num_kv_heads=4, head_width=128, mlp_width=1408,
+            end_id=2, num_registers=64, register_width=256,
+        )  # fmt: skip
+        demasker = DemaskerConfig(backbone=SMALL, num_registers=64, register_width=256)
+        shapes = (demasker, encoder, prior, replace(prior, condition_width=256, condition_length=64))
+    torch.set_default_dtype(dtype)
+    with torch.device(device):
+        made = [build(shape) for build, shape in zip(BUILD, shapes, strict=True)]
+    torch.set_default_dtype(torch.float32)
+    return [one.init_weights(generator_for("weights", device=device)).eval().requires_grad_(False) for one in made]
+
+
+BUILD = (Demasker, RegisterEncoder, RegisterDenoiser, RegisterDenoiser)
+
+
+def seconds(work, repeats: int = 3) -> float:
+    """The best of some repeats, after one that does not count."""
+    found = []
+    for _ in range(1 + repeats):
+        synchronise()
+        started_at = time.perf_counter()
+        work()
+        synchronise()
+        found.append(time.perf_counter() - started_at)
+    return min(found[1:])
+
+
+def synchronise() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def show(**row: object) -> None:
+    print(json.dumps({k: round(v, 4) if isinstance(v, float) else v for k, v in row.items()}), flush=True)
+
+
+def how(config: LLaDAConfig, length: int, calls: int) -> Decoding:
+    """Random order and temperature 1: no sample ends early, so that every call is made for all."""
+    plan = DecodePlan.one_block(length, calls)
+    return Decoding(plan=plan, mask_id=config.mask_id, rule=AtRandom(), temperature=1.0)
+
+
+def canvas_of(decoding: Decoding, batch: int, device: str) -> torch.Tensor:
+    canvas = torch.full((batch, decoding.plan.length), decoding.mask_id, device=device)
+    canvas[:, 0] = decoding.mask_id + 1
+    return canvas
+
+
+# ---------------------------------------------------------------- the loop over its floor
+
+
+@torch.no_grad()
+def loop_over_forward(demasker: Demasker, engine: Engine, device: str, model: str, calls: int = 32) -> None:
+    for batch in (1, 64):
+        decoding = how(demasker.config.backbone, 256, calls)
+        canvas = canvas_of(decoding, batch, device)
+        config = demasker.config
+        registers = torch.randn(batch, 8, config.register_width, device=device)
+        streams = Streams.of("bench", samples=range(batch), device=device)
+        demask, counts = Guided(demasker), rows_by_call(canvas, decoding)
+        places = [torch.arange(256, device=device)[:count].expand(batch, -1).contiguous() for count in counts]
+        recorder = Recorder()
+
+        def eager() -> None:
+            for some in places:
+                demask(canvas, registers, some)
+
+        def recorded() -> None:
+            for some in places:
+                recorder(demask, demask, (canvas, registers, some))
+
+        def loop() -> None:
+            decode(demask, canvas, decoding, registers=registers, streams=streams, engine=engine)
+
+        bare, floor, ours = seconds(eager), seconds(recorded), seconds(loop)
+        show(
+            what="loop over forward", model=model, batch=batch, length=256, calls=calls,
+            forward_ms=1000 * bare / calls, recorded_forward_ms=1000 * floor / calls, loop_ms=1000 * ours / calls,
+            over_forward=ours / bare, over_recorded_forward=ours / floor,
+        )  # fmt: skip
+
+
+# ---------------------------------------------------------------- the prior in demasker calls
+
+
+@torch.no_grad()
+def prior_in_calls(demasker, encoder, prior, conditional, engine: Engine, device: str, model: str) -> None:
+    for batch in (1, 64):
+        decoding = how(demasker.config.backbone, 256, 8)
+        canvas = canvas_of(decoding, batch, device)
+        streams = Streams.of("bench", samples=range(batch), device=device)
+        bank = torch.randn(batch, 8, demasker.config.register_width, device=device)
+        demask = Guided(demasker)
+
+        def loop() -> None:
+            decode(demask, canvas, decoding, registers=bank, streams=streams, engine=engine)
+
+        call = seconds(loop) / 8
+        sampling = PriorSampling(num_registers=8, register_width=demasker.config.register_width)
+        short = replace(sampling, num_steps=32)
+
+        def first() -> None:
+            draw_registers(prior, sampling, streams=streams, engine=engine)
+
+        def again() -> None:
+            condition = encoder(canvas, hidden=canvas == decoding.mask_id)
+            draw_registers(conditional, short, condition=condition, streams=streams, engine=engine)
+
+        prior_s, refresh_s = seconds(first), seconds(again)
+        show(
+            what="prior in demasker calls", model=model, batch=batch, call_ms=1000 * call,
+            prior_128_ms=1000 * prior_s, refresh_32_ms=1000 * refresh_s, prior_128_calls=prior_s / call,
+            refresh_32_calls=refresh_s / call, paper_128_calls=6, paper_32_calls="< 2",
+        )  # fmt: skip
+
+
+# ---------------------------------------------------------------- against LLaDA's published procedure
+
+
+@torch.no_grad()
+def published_procedure(model: LLaDA, canvas: torch.Tensor, calls: int, temperature: float) -> torch.Tensor:
+    """As LLaDA's authors published it: all logits, float64 noise over all of them, a loop over samples."""
+    tokens, mask_id = canvas.clone(), model.config.mask_id
+    num_hidden = (tokens == mask_id).sum(dim=1)
+    for call in range(calls):
+        hidden = tokens == mask_id
+        logits = model(tokens)
+        wide = logits.to(torch.float64)
+        noise = torch.rand_like(wide)
+        found = (wide.exp() / (-torch.log(noise)) ** temperature).argmax(dim=-1)
+        probs = torch.softmax(logits.to(torch.float64), dim=-1)
+        confidence = probs.gather(-1, found[..., None])[..., 0].masked_fill(~hidden, -torch.inf)
+        found = torch.where(hidden, found, tokens)
+        for sample in range(len(tokens)):
+            share = int(num_hidden[sample]) // calls + int(call < int(num_hidden[sample]) % calls)
+            kept = confidence[sample].topk(share).indices
+            tokens[sample, kept] = found[sample, kept]
+    return tokens
+
+
+def against_published(demasker: Demasker, engine: Engine, device: str, model: str, calls: int = 8) -> None:
+    backbone = demasker.backbone
+    for length in (256, 512, 1024):
+        for batch in (1, 16, 64):
+            decoding = replace(how(backbone.config, length, calls), rule=MOST_CONFIDENT)
+            canvas = canvas_of(decoding, batch, device)
+            streams = Streams.of("bench", samples=range(batch), device=device)
+            demask = Unguided(backbone)
+            row: dict[str, object] = {"what": "against the published procedure", "model": model}
+            row |= {"length": length, "batch": batch, "calls": calls}
+            for name, work in (
+                ("published", lambda: published_procedure(backbone, canvas, calls, 1.0)),
+                ("ours", lambda: decode(demask, canvas, decoding, streams=streams, engine=engine)),
+            ):
+                row |= measured(name, work, batch * length)
+            if all(isinstance(row[f"{name}_tokens_per_s"], float) for name in ("ours", "published")):
+                row["speed_ratio"] = row["ours_tokens_per_s"] / row["published_tokens_per_s"]
+            show(**row)
+            if isinstance(engine.play, Recorder):
+                engine.play.recordings.clear()
+
+
+def measured(name: str, work, tokens: int) -> dict[str, object]:
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    try:
+        speed: object = tokens / seconds(work, repeats=1)
+    except torch.OutOfMemoryError:
+        speed = "out of memory"
+    return {f"{name}_tokens_per_s": speed, f"{name}_peak_gb": torch.cuda.max_memory_allocated() / 1e9}
+
+
+# ---------------------------------------------------------------- a laptop
+
+
+@torch.no_grad()
+def on_this_cpu(demasker, encoder, prior, conditional) -> None:
+    """ConWithinDisc as `crocodil generate` runs it: 128 steps of the prior, one refresh of 32 half way."""
+    sampling = PriorSampling(num_registers=8, register_width=demasker.config.register_width)
+    for calls in (8, 16, 32):
+        for batch in (1, 8):
+            decoding = how(demasker.config.backbone, 256, calls)
+            canvas = canvas_of(decoding, batch, "cpu")
+            streams = Streams.of("bench", samples=range(batch))
+
+            def refresh(tokens, drawn):
+                condition = encoder(tokens, hidden=tokens == decoding.mask_id)
+                return draw_registers(
+                    conditional, replace(sampling, num_steps=32), condition=condition, streams=drawn
+                )
+
+            def generate() -> None:
+                con_within_disc(
+                    lambda drawn: draw_registers(prior, sampling, streams=drawn),
+                    refresh, Guided(demasker), canvas, decoding, streams=streams,
+                )  # fmt: skip
+
+            def prior_alone() -> None:
+                draw_registers(prior, sampling, streams=streams)
+
+            show(
+                what="on this CPU", threads=torch.get_num_threads(), length=256, calls=calls, batch=batch,
+                seconds_per_program=seconds(generate, repeats=1) / batch,
+                of_which_prior=seconds(prior_alone, repeats=1) / batch,
+            )  # fmt: skip
+
+
+MOST_CONFIDENT = Decoding(plan=DecodePlan.one_block(1, 1), mask_id=0).rule
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model", choices=["small", "8b"], default="small")
+    parser.add_argument("--only", choices=["loop", "prior", "published", "cpu"])
+    parser.add_argument("--compiled", action="store_true")
+    options = parser.parse_args()
+    device = "cpu" if options.only == "cpu" or not torch.cuda.is_available() else "cuda"
+    show(
+        device=torch.cuda.get_device_name() if device == "cuda" else "cpu", torch=torch.__version__,
+        model=options.model, compiled=options.compiled,
+    )  # fmt: skip
+    made = networks(options.model, device, torch.bfloat16 if device == "cuda" else torch.float32)
+    if options.only == "cpu":
+        return on_this_cpu(*made)
+    engine = PLAIN
+    if device == "cuda":
+        propose = torch.compile(propose_tokens, dynamic=True) if options.compiled else propose_tokens
+        engine = Engine(Recorder(), propose)
+    if options.compiled:
+        compile_blocks(made)
+    if options.only in (None, "loop"):
+        loop_over_forward(made[0], engine, device, options.model)
+    if options.only in (None, "prior"):
+        prior_in_calls(*made, engine, device, options.model)
+    if options.only in (None, "published"):
+        del made[1:]
+        against_published(made[0], engine, device, options.model)
+    return None
+
+
+if __name__ == "__main__":
+    main()
