@@ -21,7 +21,7 @@ from crocodil.models.register_denoiser import RegisterDenoiser, RegisterDenoiser
 from crocodil.models.register_encoder import RegisterEncoder, RegisterEncoderConfig
 from crocodil.pipeline.machine import compile_blocks
 from crocodil.presets.models import paper_conditional_prior, paper_demasker, paper_encoder, paper_prior
-from crocodil.processes.masking import AtRandom, DecodePlan, propose_tokens
+from crocodil.processes.masking import AtRandom, DecodePlan
 from crocodil.samplers import (
     PLAIN,
     Decoding,
@@ -32,6 +32,7 @@ from crocodil.samplers import (
     con_within_disc,
     decode,
     draw_registers,
+    reveal,
     rows_by_call,
 )
 from crocodil.seeding import Streams, generator_for
@@ -275,8 +276,7 @@ def main() -> None:
         return on_this_cpu(*made)
     engine = PLAIN
     if device == "cuda":
-        propose = torch.compile(propose_tokens, dynamic=True) if options.compiled else propose_tokens
-        engine = Engine(Recorder(), propose)
+        engine = Engine(Recorder(), torch.compile(reveal, dynamic=True) if options.compiled else reveal)
     if options.compiled:
         compile_blocks(made)
     if options.only in (None, "loop"):

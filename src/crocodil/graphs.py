@@ -17,17 +17,18 @@ class Recorder:
 
     def __init__(self) -> None:
         self.recordings: dict[Hashable, Recording] = {}
+        self.pool = torch.cuda.graph_pool_handle()  # one memory for all: no two of them ever run at once
 
     def __call__(self, step: Callable[..., Any], key: Hashable, inputs: Inputs) -> Any:
         shapes = tuple(None if one is None else (one.shape, one.dtype) for one in inputs)
         recording = self.recordings.get((key, shapes))
         if recording is None:
-            recording = self.recordings[key, shapes] = Recording(step, inputs)
+            recording = self.recordings[key, shapes] = Recording(step, inputs, self.pool)
         return recording.replay(inputs)
 
 
 class Recording:
-    def __init__(self, step: Callable[..., Any], inputs: Inputs) -> None:
+    def __init__(self, step: Callable[..., Any], inputs: Inputs, pool: Any) -> None:
         self.inputs = [None if one is None else one.clone() for one in inputs]
         self.last: list[Tensor | None] = [None] * len(inputs)
         beside = torch.cuda.Stream()
@@ -36,7 +37,7 @@ class Recording:
             step(*self.inputs)  # what is chosen or allocated on first use must not be recorded
         torch.cuda.current_stream().wait_stream(beside)
         self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
+        with torch.cuda.graph(self.graph, pool=pool):
             self.outputs = step(*self.inputs)
 
     def replay(self, inputs: Inputs) -> Any:

@@ -22,7 +22,6 @@ from crocodil.processes.masking import (
     AboveThreshold,
     DecodePlan,
     MostConfident,
-    Proposal,
     Remask,
     RevealRule,
     RevealStep,
@@ -124,6 +123,8 @@ def empty_canvas(num_samples: int, decoding: Decoding, device: str | torch.devic
     return torch.full((num_samples, decoding.plan.length), decoding.mask_id, device=device)
 
 
+Reveal: TypeAlias = Callable[..., tuple[TokenIds, Bool[Tensor, "B"]]]
+
 # How a step over tensors is carried out: `play(step, key, inputs)`. Steps of one key do the same to their inputs;
 # a device may record the first and replay it for the others (see `crocodil.graphs`).
 Play: TypeAlias = Callable[[Callable[..., Any], Hashable, Sequence[Tensor | None]], Any]
@@ -134,12 +135,123 @@ def as_it_is(step: Callable[..., Any], key: Hashable, inputs: Sequence[Tensor | 
     return step(*inputs)
 
 
+def rows_by_call(planned: TokenIds, decoding: Decoding) -> list[int]:
+    """How many positions of a sample can still be hidden at each call, rounded up to an eighth of a block."""
+    plan = decoding.plan
+    masked = (planned == decoding.mask_id).unflatten(1, (plan.num_blocks, plan.block_size))
+    most_hidden = masked.sum(dim=2).amax(dim=0).tolist()
+    unit = -(-plan.block_size // ROW_COUNTS)
+    found = []
+    for hidden in most_hidden:
+        for calls_left in range(plan.calls_per_block, 0, -1):
+            found.append(min(-(-hidden // unit) * unit, plan.block_size))
+            if not isinstance(decoding.rule, Remask):  # the others reveal their quota at least, and hide nothing
+                hidden -= -(-hidden // calls_left)
+    return found
+
+
+def _make_call(
+    demask: Demask,
+    decoding: Decoding,
+    reveal: Reveal,
+    num_rows: int,
+    tokens: TokenIds,
+    given: Positions,
+    registers: RegisterBank | None,
+    keys: Int[Tensor, "B"],
+    where: Int[Tensor, "4"],
+) -> tuple[TokenIds, Bool[Tensor, "B"]]:
+    """One call of the demasker, and what it reveals.
+
+    `where` is the call as numbers: its index, its block's start and end on the canvas, and the calls left.
+    """
+    hidden = _hidden(where, tokens, decoding)
+    places = hidden.byte().argsort(dim=1, descending=True, stable=True)[:, :num_rows]  # hidden ones first
+    row_logits = strengthened(demask, decoding.guidance)(tokens, registers, places)
+    return reveal(decoding, row_logits, places, tokens, given, keys, where)
+
+
+def reveal(
+    decoding: Decoding,
+    row_logits: RowLogits,
+    places: Places,
+    tokens: TokenIds,
+    given: Positions,
+    keys: Int[Tensor, "B"],
+    where: Int[Tensor, "4"],
+) -> tuple[TokenIds, Bool[Tensor, "B"]]:
+    """The canvas with some of the proposals on it, and whom this concerns: who had something hidden.
+
+    Of each sample all that is hidden stands at the first of its `places`.
+    """
+    index, _, _, calls_left = where.unbind()
+    streams = Streams(keys).at("call", index.expand(len(keys)))
+    hidden = _hidden(where, tokens, decoding)
+    proposal = _propose(decoding, row_logits, places, tokens, given, streams)
+    is_hidden = hidden.gather(1, places)
+    proposed = tokens.scatter(1, places, proposal.tokens.where(is_hidden, tokens.gather(1, places)))
+    confidence = torch.zeros(tokens.shape, device=tokens.device)
+    confidence = confidence.scatter(1, places, proposal.log_prob.masked_fill(~is_hidden, 0))
+    if decoding.eos_id is not None and decoding.eos_last:
+        confidence = hold_back_ends(confidence, ends=hidden & (proposed == decoding.eos_id), hidden=hidden)
+    concerned = hidden.any(dim=1)  # who has filled this block is left alone
+    is_open = _within(where, tokens) & ~given & concerned[:, None]
+    step = RevealStep(confidence, hidden, is_open, calls_left, decoding.plan.calls_per_block, streams)
+    tokens = proposed.masked_fill(is_open & ~decoding.rule(step), decoding.mask_id)
+    if decoding.eos_id is not None:
+        tokens = fill_behind_end(tokens, may_end=~given, mask_id=decoding.mask_id, eos_id=decoding.eos_id)
+    return tokens, concerned
+
+
+class _Proposals(NamedTuple):
+    tokens: Int[Tensor, "B P"]
+    log_prob: Float[Tensor, "B P"]
+
+
+def _propose(
+    decoding: Decoding, row_logits: RowLogits, places: Places, tokens: TokenIds, given: Positions, streams: Streams
+) -> _Proposals:
+    """Every position draws from a stream of its own; no end that would cut off given text is proposed."""
+    no_end = None
+    if decoding.eos_id is not None:
+        no_end = before_given_text(tokens, given=given, eos_id=decoding.eos_id).gather(1, places).flatten()
+    sample = torch.arange(len(tokens), device=tokens.device)[:, None].expand_as(places).flatten()
+    found, log_prob = propose_tokens(
+        row_logits,
+        mask_id=decoding.mask_id,
+        eos_id=decoding.eos_id,
+        no_end=no_end,
+        temperature=decoding.temperature,
+        top_p=decoding.top_p,
+        streams=streams.at("token")[sample].at(places.flatten()),
+    )
+    return _Proposals(found.view(places.shape), log_prob.float().view(places.shape))
+
+
+def _first_planned(masked: Positions, plan: DecodePlan) -> int:
+    first = masked.shape[1] - plan.length
+    if first < 0:
+        raise ValueError(f"a plan for {plan.length} tokens on a canvas of {masked.shape[1]}")
+    if masked[:, :first].any():
+        raise ValueError(f"the first {first} tokens are before the plan's {plan.length}: they must be given")
+    return first
+
+
+def _hidden(where: Int[Tensor, "4"], tokens: TokenIds, decoding: Decoding) -> Positions:
+    return _within(where, tokens) & (tokens == decoding.mask_id)
+
+
+def _within(where: Int[Tensor, "4"], tokens: TokenIds) -> Positions:
+    index = torch.arange(tokens.shape[1], device=tokens.device)
+    return ((index >= where[1]) & (index < where[2])).expand_as(tokens)
+
+
 @dataclass(frozen=True)
 class Engine:
     """How the work is carried out; never what comes out."""
 
     play: Play = as_it_is
-    propose: Callable[..., Proposal] = propose_tokens  # the same, perhaps compiled
+    reveal: Reveal = reveal  # the same, perhaps compiled
 
 
 PLAIN = Engine()
@@ -194,7 +306,7 @@ def decode(
         where = calls[call.index]
         if looks_often and not _within(where, batch.tokens).logical_and(batch.masked()).any():
             continue
-        how = (demask, decoding, engine.propose, last_rows)
+        how = (demask, decoding, engine.reveal, last_rows)
         inputs = (batch.tokens, batch.given, batch.registers, batch.streams.keys, where)
         batch.tokens, concerned = engine.play(partial(_make_call, *how), how, inputs)
         ledger.enter(Cost(demasker_calls=decoding.calls_each_time), batch.numbers, concerned)
@@ -249,98 +361,6 @@ class Batch:
         if self.registers is None or self.left_registers is None:
             return self.registers
         return self.left_registers.index_copy(0, self.numbers, self.registers)
-
-
-def rows_by_call(planned: TokenIds, decoding: Decoding) -> list[int]:
-    """How many positions of a sample can still be hidden at each call, rounded up to an eighth of a block."""
-    plan = decoding.plan
-    masked = (planned == decoding.mask_id).unflatten(1, (plan.num_blocks, plan.block_size))
-    most_hidden = masked.sum(dim=2).amax(dim=0).tolist()
-    unit = -(-plan.block_size // ROW_COUNTS)
-    found = []
-    for hidden in most_hidden:
-        for calls_left in range(plan.calls_per_block, 0, -1):
-            found.append(min(-(-hidden // unit) * unit, plan.block_size))
-            if not isinstance(decoding.rule, Remask):  # the others reveal their quota at least, and hide nothing
-                hidden -= -(-hidden // calls_left)
-    return found
-
-
-def _make_call(
-    demask: Demask,
-    decoding: Decoding,
-    propose: Callable[..., Proposal],
-    num_rows: int,
-    tokens: TokenIds,
-    given: Positions,
-    registers: RegisterBank | None,
-    keys: Int[Tensor, "B"],
-    where: Int[Tensor, "4"],
-) -> tuple[TokenIds, Bool[Tensor, "B"]]:
-    """One call of the demasker and what it reveals; and whom it concerns: who had something hidden.
-
-    `where` is the call as numbers: its index, its block's start and end on the canvas, and the calls left.
-    """
-    index, _, _, calls_left = where.unbind()
-    streams = Streams(keys).at("call", index.expand(len(keys)))
-    block = _within(where, tokens)
-    hidden = block & (tokens == decoding.mask_id)
-    places = hidden.byte().argsort(dim=1, descending=True, stable=True)[:, :num_rows]  # hidden ones first
-    row_logits = _row_logits(demask, decoding, tokens, given, registers, places)
-    sample = torch.arange(len(tokens), device=tokens.device)[:, None].expand_as(places).flatten()
-    proposal = propose(
-        row_logits,
-        mask_id=decoding.mask_id,
-        temperature=decoding.temperature,
-        top_p=decoding.top_p,
-        streams=streams.at("token")[sample].at(places.flatten()),  # every position draws from one of its own
-    )
-    found, log_prob = (one.view(places.shape) for one in proposal)
-    is_hidden = hidden.gather(1, places)
-    proposed = tokens.scatter(1, places, found.where(is_hidden, tokens.gather(1, places)))
-    nothing = torch.zeros(tokens.shape, device=tokens.device)
-    confidence = nothing.scatter(1, places, log_prob.float().masked_fill(~is_hidden, 0))
-    if decoding.eos_id is not None and decoding.eos_last:
-        confidence = hold_back_ends(confidence, ends=hidden & (proposed == decoding.eos_id), hidden=hidden)
-    concerned = hidden.any(dim=1)  # who has filled this block is left alone
-    is_open = block & ~given & concerned[:, None]
-    step = RevealStep(confidence, hidden, is_open, calls_left, decoding.plan.calls_per_block, streams)
-    tokens = proposed.masked_fill(is_open & ~decoding.rule(step), decoding.mask_id)
-    if decoding.eos_id is not None:
-        tokens = fill_behind_end(tokens, may_end=~given, mask_id=decoding.mask_id, eos_id=decoding.eos_id)
-    return tokens, concerned
-
-
-def _row_logits(
-    demask: Demask,
-    decoding: Decoding,
-    tokens: TokenIds,
-    given: Positions,
-    registers: RegisterBank | None,
-    places: Places,
-) -> RowLogits:
-    """As strongly guided as asked, and without ends that would cut off given text."""
-    row_logits = strengthened(demask, decoding.guidance)(tokens, registers, places)
-    if decoding.eos_id is None:
-        return row_logits
-    text_follows = before_given_text(tokens, given=given, eos_id=decoding.eos_id).gather(1, places).flatten()
-    ends = row_logits[:, decoding.eos_id].masked_fill(text_follows, -torch.inf)
-    row_logits[:, decoding.eos_id] = ends  # in place: the demasker made them for us
-    return row_logits
-
-
-def _first_planned(masked: Positions, plan: DecodePlan) -> int:
-    first = masked.shape[1] - plan.length
-    if first < 0:
-        raise ValueError(f"a plan for {plan.length} tokens on a canvas of {masked.shape[1]}")
-    if masked[:, :first].any():
-        raise ValueError(f"the first {first} tokens are before the plan's {plan.length}: they must be given")
-    return first
-
-
-def _within(where: Int[Tensor, "4"], tokens: TokenIds) -> Positions:
-    index = torch.arange(tokens.shape[1], device=tokens.device)
-    return ((index >= where[1]) & (index < where[2])).expand_as(tokens)
 
 
 # ---------------------------------------------------------------- registers from the prior

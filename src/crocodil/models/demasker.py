@@ -125,7 +125,7 @@ def fixed_axes(num_registers: int, num_given: int, num_text: int, device: torch.
     at places that depend on neither k nor the number of registers given: START at -(K + 2), END at -1.
     """
     slots = torch.arange(num_given + 1, device=device)  # START and registers
-    end = torch.tensor([num_registers + 1], device=device)
+    end = torch.full((1,), num_registers + 1, device=device)
     local = torch.cat([slots, end])
     text = torch.arange(num_text, device=device)
     return torch.cat([local - (num_registers + 2), text])[None], torch.cat([local, text])[None]

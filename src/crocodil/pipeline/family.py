@@ -47,7 +47,7 @@ from crocodil.pipeline.machine import (
     default_dtype,
     num_parameters,
 )
-from crocodil.processes.masking import DecodePlan, MostConfident, RevealRule, propose_tokens
+from crocodil.processes.masking import DecodePlan, MostConfident, RevealRule
 from crocodil.processes.registers import interpolate
 from crocodil.progress import Advance, progress
 from crocodil.samplers import PLAIN, Decoding, Draw, Engine, OnCall, PriorSampling, Samples
@@ -215,8 +215,8 @@ class Crocodil:
         """On CUDA calls are recorded once and replayed."""
         if self.device.type != "cuda":
             return PLAIN
-        propose = torch.compile(propose_tokens, dynamic=True) if self.compiled else propose_tokens
-        return Engine(Recorder(), propose)
+        reveal = samplers.reveal
+        return Engine(Recorder(), torch.compile(reveal, dynamic=True) if self.compiled else reveal)
 
     def decode(
         self,

@@ -189,28 +189,39 @@ def propose_tokens(
     temperature: float = 0.0,
     top_p: float = 1.0,
     streams: Streams | None = None,
+    eos_id: int | None = None,
+    no_end: Bool[Tensor, "R"] | None = None,
 ) -> Proposal:
     """x_0 ~ f_theta(x_t) for each row, with the log-probability of the token found.
 
-    The mask is no token and can never be proposed. Confidences are taken at temperature 1, over all tokens, and
-    in float32 or better: half precision rounds most of them to exactly 1. `streams` holds one stream a row.
+    The mask is no token and can never be proposed, nor the end in rows with `no_end`. Confidences are taken at
+    temperature 1, over all tokens, and in float32 or better: half precision rounds most of them to exactly 1.
+    `streams` holds one stream a row.
     """
     if temperature and streams is None:
         raise ValueError("temperature > 0 draws tokens: pass streams")
     size = max(1, LOGITS_AT_ONCE // row_logits.shape[1])
     keys = streams.keys.split(size) if temperature and streams is not None else repeat(None)
+    ends = repeat(None) if no_end is None else no_end.split(size)
     parts = [
-        _propose(logits, mask_id, temperature, top_p, some)
-        for logits, some in zip(row_logits.split(size), keys, strict=False)
+        _propose(_possible(logits, mask_id, eos_id, without), temperature, top_p, some)
+        for logits, some, without in zip(row_logits.split(size), keys, ends, strict=False)
     ]
     return Proposal(*(torch.cat(found) for found in zip(*parts, strict=True)))
 
 
-def _propose(
-    row_logits: RowLogits, mask_id: int, temperature: float, top_p: float, keys: Int[Tensor, "R"] | None
-) -> Proposal:
-    is_mask = torch.arange(row_logits.shape[1], device=row_logits.device) == mask_id
-    logits = row_logits.to(torch.promote_types(row_logits.dtype, torch.float32)).masked_fill(is_mask, -torch.inf)
+def _possible(
+    row_logits: RowLogits, mask_id: int, eos_id: int | None, no_end: Bool[Tensor, "R"] | None
+) -> RowLogits:
+    """In float32 or better, without what cannot be proposed."""
+    token = torch.arange(row_logits.shape[1], device=row_logits.device)
+    impossible = token == mask_id
+    if no_end is not None:
+        impossible = impossible | (no_end[:, None] & (token == eos_id))
+    return row_logits.to(torch.promote_types(row_logits.dtype, torch.float32)).masked_fill(impossible, -torch.inf)
+
+
+def _propose(logits: RowLogits, temperature: float, top_p: float, keys: Int[Tensor, "R"] | None) -> Proposal:
     if keys is None:
         tokens = logits.argmax(dim=1)
     else:
