@@ -156,7 +156,8 @@ def prior_in_calls(demasker, encoder, prior, conditional, engine: Engine, device
 
         def again() -> None:
             condition = encoder(canvas, hidden=canvas == decoding.mask_id)
-            draw_registers(conditional, short, condition=condition, streams=streams, engine=engine)
+            known = {"remembered": conditional.remember(condition, batch_size=batch)}
+            draw_registers(conditional, short, known=known, streams=streams, engine=engine)
 
         prior_s, refresh_s = seconds(first), seconds(again)
         show(
@@ -237,9 +238,8 @@ def on_this_cpu(demasker, encoder, prior, conditional) -> None:
 
             def refresh(tokens, drawn):
                 condition = encoder(tokens, hidden=tokens == decoding.mask_id)
-                return draw_registers(
-                    conditional, replace(sampling, num_steps=32), condition=condition, streams=drawn
-                )
+                known = {"remembered": conditional.remember(condition, batch_size=len(tokens))}
+                return draw_registers(conditional, replace(sampling, num_steps=32), known=known, streams=drawn)
 
             def generate() -> None:
                 con_within_disc(

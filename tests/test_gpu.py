@@ -96,7 +96,7 @@ def test_recorded_calls_give_the_same_samples(rule, compiled):
             lambda tokens, streams: draw_registers(
                 denoiser,
                 sampling,
-                condition=streams.at("condition").normal(6, 16),
+                known={"condition": streams.at("condition").normal(6, 16)},
                 streams=streams,
                 engine=engine,
             ),

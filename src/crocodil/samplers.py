@@ -5,7 +5,7 @@ and ConWithinDisc draws them again on the way. A prompt or an infilling is a can
 Samplers return what happened, the raw number of calls included; `Cost` turns these into the paper's NFE.
 """
 
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
@@ -382,21 +382,22 @@ def draw_registers(
     denoise: Callable[..., RegisterBank],
     sampling: PriorSampling,
     *,
-    condition: Tensor | None = None,
+    known: Mapping[str, Tensor] | None = None,
     streams: Streams,
     engine: Engine = PLAIN,
 ) -> Draw:
     """z_0 = G_psi(eps), brought to the sphere that the demasker knows (decision D20).
 
-    `denoise` is g_psi(z_s, s), called with `condition=` where there is a condition.
+    `denoise` is g_psi(z_s, s), also called with what is `known`: a condition.
     """
     noise: Float[Tensor, "B K D"] = streams.at("noise").normal(sampling.num_registers, sampling.register_width)
     offsets = block_offsets(block_index(sampling.num_registers), largest=sampling.largest_offset)
     times = ddim_times(sampling.num_steps, offsets)
+    known = known or {}
+    how = (denoise, sampling.eta, tuple(known))
 
     def step(*inputs: Tensor | None) -> RegisterBank:
-        how = (denoise, sampling.eta)
-        return engine.play(partial(_denoise_once, *how), how, (*inputs, condition))
+        return engine.play(partial(_denoise_once, *how), how, (*inputs, *known.values()))
 
     registers = walk(step, noise, times, offsets=offsets, eta=sampling.eta, streams=streams)
     return Draw(normalise(registers), Cost(denoiser_calls=sampling.num_steps))
@@ -405,13 +406,14 @@ def draw_registers(
 def _denoise_once(
     denoise: Callable[..., RegisterBank],
     eta: float,
+    names: tuple[str, ...],
     noisy_registers: RegisterBank,
     time: RegisterTime,
     next_time: RegisterTime,
     fresh: RegisterBank | None,
-    condition: Tensor | None,
+    *known: Tensor,
 ) -> RegisterBank:
-    clean = denoise(noisy_registers, time, **({} if condition is None else {"condition": condition}))
+    clean = denoise(noisy_registers, time, **dict(zip(names, known, strict=True)))
     return ddim_step(noisy_registers, clean, time, next_time, eta=eta, fresh=fresh)
 
 

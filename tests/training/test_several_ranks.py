@@ -19,14 +19,16 @@ from crocodil.training import checkpointing
 from crocodil.training.loop import LoopConfig, start
 from crocodil.training.run import Place, base_stage, guided_stage, run_stage
 
-STAGES = ("base", "guided", "registers", "prior")
+STAGES = ("base", "guided", "registers", "prior", "conditional")
 
 
 def short(corpus):
     """Few steps of every stage; the demasker is unfrozen half way through the guided one."""
     run = tiny(corpus)
     loop = replace(run.base_loop, num_steps=6, save_every=3, evaluate_every=100)
-    return replace(run, base_loop=loop, guided_loop=loop, prior_loop=loop, encoder_warmup_steps=3)
+    return replace(
+        run, base_loop=loop, guided_loop=loop, prior_loop=loop, conditional_loop=loop, encoder_warmup_steps=3
+    )
 
 
 def train_all(corpus, out, all_ranks):
@@ -65,7 +67,7 @@ def losses(directory):
     return [row["loss"] for row in rows if "loss" in row]
 
 
-@pytest.mark.parametrize("stage", ["base", "guided", "prior"])
+@pytest.mark.parametrize("stage", ["base", "guided", "prior", "conditional"])
 def test_the_loss_curve_does_not_depend_on_the_number_of_ranks(by_one, by_two, stage):
     assert losses(by_two / stage) == pytest.approx(losses(by_one / stage), rel=1e-4)
 

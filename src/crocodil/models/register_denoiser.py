@@ -19,6 +19,7 @@ from crocodil.shapes import RegisterBank, RegisterTime
 Tokens = Float[Tensor, "B K W"]
 Modulation = Float[Tensor, "B K S W"]  # S shifts, scales and gates for every register
 Condition = Float[Tensor, "B C E"]
+Context = Float[Tensor, "2 B H C P"]  # keys and values of every head
 
 _TIME_FEATURES = 256
 _NORM_EPS = 1e-6
@@ -63,11 +64,13 @@ class RegisterDenoiser(nn.Module):
         *,
         condition: Condition | None = None,
         keep_condition: Bool[Tensor, "B"] | None = None,
+        remembered: Float[Tensor, "layers *context"] | None = None,
     ) -> RegisterBank:
         """The clean registers.
 
         Without a condition, or for samples that do not keep theirs, a conditional denoiser sees its trained
-        null condition: one network can then serve as both priors (decision D15).
+        null condition: one network can then serve as both priors (decision D15). What `remember` gave stands in
+        for a condition that does not change from call to call.
         """
         if noisy_registers.shape[1:] != (self.config.num_registers, self.config.register_width):
             raise ValueError(
@@ -80,13 +83,20 @@ class RegisterDenoiser(nn.Module):
         tokens = entered + self.places.to(entered.dtype)  # half precision under autocast, as all that follows
         time = self.time(time_features(diffusion_time).to(tokens.dtype))
         modulation = rearrange(self.time_modulation(F.silu(time)), "b k (s w) -> b k s w", s=6)
-        context = None
-        if self.enter_condition is not None:
-            context = self.enter_condition(condition, keep_condition, batch_size=len(tokens))
-        for block in self.blocks:
-            tokens = block(tokens, modulation, context)
+        entered = None
+        if self.enter_condition is not None and remembered is None:
+            entered = self.enter_condition(condition, keep_condition, batch_size=len(tokens))
+        for number, block in enumerate(self.blocks):
+            tokens = block(tokens, modulation, entered if remembered is None else remembered[number])
         shift, scale = (self.last_table.to(time.dtype) + time[:, :, None]).unbind(dim=2)
         return self.leave(modulate(tokens, shift, scale)).to(noisy_registers.dtype)
+
+    def remember(self, condition: Condition | None, *, batch_size: int) -> Float[Tensor, "layers *context"]:
+        """What all layers look up in a condition, or in the null condition: more work than the registers are."""
+        assert self.enter_condition is not None
+        entered = self.enter_condition(condition, None, batch_size=batch_size)
+        crossings = [block.cross for block in self.blocks if isinstance(block, Block)]
+        return torch.stack([cross.keys_and_values(entered) for cross in crossings if cross is not None])
 
     def init_weights(self, generator: torch.Generator) -> "RegisterDenoiser":
         """Every block starts close to the identity, and the first prediction is the zero bank."""
@@ -149,15 +159,19 @@ class Block(nn.Module):
             nn.Linear(config.mlp_ratio * width, width),
         )
 
-    def forward(self, tokens: Tokens, modulation: Modulation, context: Float[Tensor, "B C W"] | None) -> Tokens:
+    def forward(
+        self, tokens: Tokens, modulation: Modulation, context: Float[Tensor, "B C W"] | Context | None
+    ) -> Tokens:
+        """`context` is the condition at the denoiser's width, or already its keys and values."""
         shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = (self.table.to(modulation.dtype) + modulation).unbind(
             dim=2
         )
         normed = modulate(tokens, shift, scale)
-        tokens = tokens + gate * self.attention(normed, normed)
+        tokens = tokens + gate * self.attention(normed, self.attention.keys_and_values(normed))
         if self.cross is not None:
             assert context is not None
-            tokens = tokens + self.cross(tokens, context)
+            known = self.cross.keys_and_values(context) if context.ndim == 3 else context
+            tokens = tokens + self.cross(tokens, known)
         return tokens + mlp_gate * self.mlp(modulate(tokens, mlp_shift, mlp_scale))
 
 
@@ -169,9 +183,12 @@ class Attention(nn.Module):
         self.key_value = nn.Linear(width, 2 * width)
         self.out = nn.Linear(width, width)
 
-    def forward(self, tokens: Tokens, context: Float[Tensor, "B C W"]) -> Tokens:
+    def keys_and_values(self, context: Float[Tensor, "B C W"]) -> Context:
+        return rearrange(self.key_value(context), "b c (s h p) -> s b h c p", s=2, h=self.num_heads)
+
+    def forward(self, tokens: Tokens, context: Context) -> Tokens:
         query = rearrange(self.query(tokens), "b k (h p) -> b h k p", h=self.num_heads)
-        key, value = rearrange(self.key_value(context), "b c (s h p) -> s b h c p", s=2, h=self.num_heads)
+        key, value = context
         mixed = F.scaled_dot_product_attention(query, key, value)
         return self.out(rearrange(mixed, "b h k p -> b k (h p)"))
 

@@ -361,8 +361,11 @@ class Crocodil:
             raise ValueError(
                 "this model has no prior: it encodes and decodes, and generates with method base only"
             )
+        known = None
+        if prior.enter_condition is not None:
+            known = {"remembered": prior.remember(None, batch_size=len(streams))}
         sampling = self._sampling(prior, self.settings.prior_steps)
-        return samplers.draw_registers(prior, sampling, streams=streams, engine=self.engine)
+        return samplers.draw_registers(prior, sampling, known=known, streams=streams, engine=self.engine)
 
     @torch.no_grad()
     def draw_given(self, tokens: TokenIds, streams: Streams, *, num_steps: int) -> Draw:
@@ -375,7 +378,7 @@ class Crocodil:
         drawn = samplers.draw_registers(
             conditional,
             self._sampling(conditional, num_steps),
-            condition=condition,
+            known={"remembered": conditional.remember(condition, batch_size=len(tokens))},
             streams=streams,
             engine=self.engine,
         )
