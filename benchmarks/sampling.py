@@ -65,7 +65,7 @@ def networks(model: str, device: str, dtype: torch.dtype):
 BUILD = (Demasker, RegisterEncoder, RegisterDenoiser, RegisterDenoiser)
 
 
-def seconds(work, repeats: int = 3) -> float:
+def seconds(work, repeats: int = 2) -> float:
     """The best of some repeats, after one that does not count."""
     found = []
     for _ in range(1 + repeats):
@@ -280,12 +280,12 @@ def main() -> None:
     if options.compiled:
         compile_blocks(made)
     if options.only in (None, "loop"):
-        loop_over_forward(made[0], engine, device, options.model)
+        loop_over_forward(made[0], engine, device, options.model, calls=8 if options.model == "8b" else 32)
     if options.only in (None, "prior"):
         prior_in_calls(*made, engine, device, options.model)
     if options.only in (None, "published"):
         del made[1:]
-        against_published(made[0], engine, device, options.model)
+        against_published(made[0], engine, device, options.model, calls=4 if options.model == "8b" else 8)
     return None
 
 
