@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
@@ -165,10 +166,19 @@ def _make_call(
 
     `where` is the call as numbers: its index, its block's start and end on the canvas, and the calls left.
     """
-    hidden = _hidden(where, tokens, decoding)
-    places = hidden.byte().argsort(dim=1, descending=True, stable=True)[:, :num_rows]  # hidden ones first
-    row_logits = strengthened(demask, decoding.guidance)(tokens, registers, places)
+    places = _places(_hidden(where, tokens, decoding), num_rows)
+    last = tokens.shape[1] - 1
+    row_logits = strengthened(demask, decoding.guidance)(tokens, registers, places.clamp(max=last))
     return reveal(decoding, row_logits, places, tokens, given, keys, where)
+
+
+def _places(hidden: Positions, count: int) -> Places:
+    """Where something is hidden, left to right; behind them, up to `count`, a place outside of the canvas."""
+    num_samples, length = hidden.shape
+    rank = (hidden.cumsum(dim=1) - 1).where(hidden, count)  # all that is visible goes to one more place
+    index = torch.arange(length, device=hidden.device).expand_as(hidden)
+    outside = torch.full((num_samples, count + 1), length, device=hidden.device)
+    return outside.scatter(1, rank, index)[:, :count]
 
 
 def reveal(
@@ -182,16 +192,14 @@ def reveal(
 ) -> tuple[TokenIds, Bool[Tensor, "B"]]:
     """The canvas with some of the proposals on it, and whom this concerns: who had something hidden.
 
-    Of each sample all that is hidden stands at the first of its `places`.
+    Of each sample all that is hidden is among its `places`; others lie outside of the canvas.
     """
     index, _, _, calls_left = where.unbind()
     streams = Streams(keys).at("call", index.expand(len(keys)))
     hidden = _hidden(where, tokens, decoding)
     proposal = _propose(decoding, row_logits, places, tokens, given, streams)
-    is_hidden = hidden.gather(1, places)
-    proposed = tokens.scatter(1, places, proposal.tokens.where(is_hidden, tokens.gather(1, places)))
-    confidence = torch.zeros(tokens.shape, device=tokens.device)
-    confidence = confidence.scatter(1, places, proposal.log_prob.masked_fill(~is_hidden, 0))
+    proposed = _put(tokens, places, proposal.tokens)
+    confidence = _put(torch.zeros(tokens.shape, device=tokens.device), places, proposal.log_prob)
     if decoding.eos_id is not None and decoding.eos_last:
         confidence = hold_back_ends(confidence, ends=hidden & (proposed == decoding.eos_id), hidden=hidden)
     concerned = hidden.any(dim=1)  # who has filled this block is left alone
@@ -201,6 +209,11 @@ def reveal(
     if decoding.eos_id is not None:
         tokens = fill_behind_end(tokens, may_end=~given, mask_id=decoding.mask_id, eos_id=decoding.eos_id)
     return tokens, concerned
+
+
+def _put(canvas: Tensor, places: Places, values: Tensor) -> Tensor:
+    """Values at their places; what lies outside of the canvas is lost."""
+    return F.pad(canvas, (0, 1)).scatter(1, places, values)[:, :-1]
 
 
 class _Proposals(NamedTuple):
@@ -214,7 +227,8 @@ def _propose(
     """Every position draws from a stream of its own; no end that would cut off given text is proposed."""
     no_end = None
     if decoding.eos_id is not None:
-        no_end = before_given_text(tokens, given=given, eos_id=decoding.eos_id).gather(1, places).flatten()
+        text_follows = F.pad(before_given_text(tokens, given=given, eos_id=decoding.eos_id), (0, 1))
+        no_end = text_follows.gather(1, places).flatten()
     sample = torch.arange(len(tokens), device=tokens.device)[:, None].expand_as(places).flatten()
     found, log_prob = propose_tokens(
         row_logits,

@@ -120,7 +120,8 @@ def _shift_right(bits: Tensor, count: int) -> Tensor:
     return (bits >> count) & ((1 << (64 - count)) - 1)
 
 
-@torch.compiler.assume_constant_result  # else a compiled draw would take it for a number that changes
+# Constant to a compiler, which else would take it for a number that changes.
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _digest(*key: str | int) -> int:
     return int.from_bytes(hashlib.blake2b(repr(key).encode(), digest_size=8).digest(), "big")
 

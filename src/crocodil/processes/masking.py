@@ -362,8 +362,9 @@ class Remask:
 def highest(score: Float[Tensor, "B N"], *, among: Positions, count: Int[Tensor, "B"]) -> Bool[Tensor, "B N"]:
     """The `count` positions of highest score in each row, `among` these; the left one wins a tie."""
     order = score.masked_fill(~among, -torch.inf).argsort(dim=1, descending=True, stable=True)
-    rank = order.argsort(dim=1)
-    return among & (rank < count[:, None])
+    rank = torch.arange(score.shape[1], device=score.device).expand_as(order)
+    is_high = torch.zeros_like(among).scatter(1, order, rank < count[:, None])
+    return among & is_high
 
 
 def _shown(step: RevealStep) -> Positions:
