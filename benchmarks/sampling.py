@@ -210,7 +210,7 @@ def against_published(demasker: Demasker, engine: Engine, device: str, model: st
                 row["speed_ratio"] = row["ours_tokens_per_s"] / row["published_tokens_per_s"]
             show(**row)
             if isinstance(engine.play, Recorder):
-                engine.play.recordings.clear()
+                engine.play.forget()
 
 
 def measured(name: str, work, tokens: int) -> dict[str, object]:

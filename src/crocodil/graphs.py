@@ -16,8 +16,12 @@ class Recorder:
     """Plays steps: the first of each key and shape is recorded, the others are replays of it."""
 
     def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """All recordings and their memory, which is one for all of them: no two ever run at once."""
         self.recordings: dict[Hashable, Recording] = {}
-        self.pool = torch.cuda.graph_pool_handle()  # one memory for all: no two of them ever run at once
+        self.pool = torch.cuda.graph_pool_handle()
 
     def __call__(self, step: Callable[..., Any], key: Hashable, inputs: Inputs) -> Any:
         shapes = tuple(None if one is None else (one.shape, one.dtype) for one in inputs)

@@ -1,0 +1,39 @@
+"""A compiled `reveal` reveals what the plain one does: run as a script, since checked annotations do not compile.
+
+python tests/compiled_reveal.py [cuda]
+"""
+
+import sys
+
+import tiny
+import torch
+
+from crocodil.graphs import Recorder
+from crocodil.processes.masking import AtRandom, DecodePlan, MostConfident
+from crocodil.samplers import PLAIN, Decoding, Engine, Guided, as_it_is, decode, empty_canvas, reveal
+from crocodil.seeding import Streams
+
+
+def main(device: str) -> None:
+    demasker = tiny.demasker().to(device)
+    engine = Engine(Recorder() if device == "cuda" else as_it_is, torch.compile(reveal, dynamic=True))
+    for rule in (MostConfident(), AtRandom()):
+        how = Decoding(plan=DecodePlan.one_block(16, 4), mask_id=tiny.MASK, rule=rule, temperature=1.0, eos_id=5)
+        found = [
+            decode(
+                Guided(demasker),
+                empty_canvas(32, how, device),
+                how,
+                registers=tiny.bank(32).to(device),
+                streams=Streams.of("compiled", samples=range(32), device=device),
+                engine=one,
+            ).tokens
+            for one in (PLAIN, engine)
+        ]
+        share = (found[0] == found[1]).float().mean().item()
+        assert share > 0.99, f"{rule}: only {share:.1%} of the tokens agree"
+    print("the same")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1] if len(sys.argv) > 1 else "cpu")
