@@ -34,7 +34,7 @@ class Recorder:
 class Recording:
     def __init__(self, step: Callable[..., Any], inputs: Inputs, pool: Any) -> None:
         self.inputs = [None if one is None else one.clone() for one in inputs]
-        self.last: list[Tensor | None] = [None] * len(inputs)
+        self.last: list[tuple[Tensor, int] | None] = [None] * len(inputs)
         beside = torch.cuda.Stream()
         beside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(beside):
@@ -47,11 +47,13 @@ class Recording:
     def replay(self, inputs: Inputs) -> Any:
         """What the step gives for these inputs, as tensors of the caller's own."""
         for number, (own, given) in enumerate(zip(self.inputs, inputs, strict=True)):
-            # Registers, say, are the same tensor from call to call, and nobody writes into it.
-            if own is not None and given is not self.last[number]:
-                assert given is not None
+            if own is None or given is None:
+                continue
+            last = self.last[number]
+            # Registers, say, are one tensor from call to call: not copied again unless somebody wrote into it.
+            if last is None or given is not last[0] or given._version != last[1]:
                 own.copy_(given)
-                self.last[number] = given
+                self.last[number] = (given, given._version)
         self.graph.replay()
         if isinstance(self.outputs, Tensor):
             return self.outputs.clone()

@@ -318,7 +318,7 @@ def decode(
             ledger.enter(drawn.cost, batch.numbers, batch.unfinished())
             batch.registers = drawn.registers
         where = calls[call.index]
-        if looks_often and not _within(where, batch.tokens).logical_and(batch.masked()).any():
+        if not last_rows or (looks_often and not _hidden(where, batch.tokens, decoding).any()):
             continue
         how = (demask, decoding, engine.reveal, last_rows)
         inputs = (batch.tokens, batch.given, batch.registers, batch.streams.keys, where)
@@ -372,9 +372,12 @@ class Batch:
         return self.left_tokens.index_copy(0, self.numbers, self.tokens)
 
     def all_registers(self) -> RegisterBank | None:
-        if self.registers is None or self.left_registers is None:
-            return self.registers
-        return self.left_registers.index_copy(0, self.numbers, self.registers)
+        if self.registers is None:
+            return None
+        left = self.left_registers
+        if left is None:  # who was left out before there were any has none
+            left = self.registers.new_zeros(len(self.left_tokens), *self.registers.shape[1:])
+        return left.index_copy(0, self.numbers, self.registers)
 
 
 # ---------------------------------------------------------------- registers from the prior

@@ -8,8 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from enum import StrEnum
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TypeAlias
@@ -40,6 +39,7 @@ from crocodil.pipeline.folder import (
     read_settings,
     write_folder,
 )
+from crocodil.pipeline.generation import GREEDY, Choices, Generation, Method
 from crocodil.pipeline.machine import (
     affordable_batch,
     compile_blocks,
@@ -47,7 +47,7 @@ from crocodil.pipeline.machine import (
     default_dtype,
     num_parameters,
 )
-from crocodil.processes.masking import DecodePlan, MostConfident, RevealRule
+from crocodil.processes.masking import DecodePlan
 from crocodil.processes.registers import interpolate
 from crocodil.progress import Advance, progress
 from crocodil.samplers import PLAIN, Decoding, Draw, Engine, OnCall, PriorSampling, Samples
@@ -56,48 +56,6 @@ from crocodil.shapes import RegisterBank, TokenIds
 from crocodil.tokenization import Retokenizer, Tokenizer
 
 TOKENS_A_CALL = 8  # unless a number of calls is asked for
-
-
-@dataclass(frozen=True, kw_only=True)
-class Choices:
-    """In which order and how boldly tokens are found."""
-
-    block_size: int | None = None  # None: the whole canvas is one block
-    rule: RevealRule = field(default_factory=MostConfident)
-    temperature: float = 0.0
-    top_p: float = 1.0
-    guidance: float = 1.0
-    eos_last: bool = True
-
-
-GREEDY = Choices()
-
-
-class Method(StrEnum):
-    """Where the registers come from that guide a generation."""
-
-    BASE = "base"  # none: plain masked diffusion
-    CON_THEN_DISC = "conthendisc"  # Algorithm 2: the prior
-    CON_WITHIN_DISC = "conwithindisc"  # Algorithm 3: the prior, and again the conditional prior on the way
-
-    @classmethod
-    def _missing_(cls, value: object) -> "Method":
-        raise ValueError(f"no method {value!r}: take one of {', '.join(cls)}")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Generation:
-    texts: list[str]
-    tokens: TokenIds
-    registers: RegisterBank | None  # those in use at the end; None where nothing guided
-    cost: Cost  # the calls that were made, all batches together
-    costs: list[Cost]  # of each sample: the calls it would have taken alone
-    nfe: float  # of a sample on average, in the paper's unit
-    flop_nfe: float  # the same weighted by positions too, in calls of the base over the bare text
-    seconds: float
-    note: str = ""  # what the caller may not expect
-
-
 Sample: TypeAlias = Callable[[range, TokenIds, Streams], Samples]  # of these places: the canvas, the streams
 
 

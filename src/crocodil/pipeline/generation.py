@@ -1,0 +1,48 @@
+"""What one asks of a model, and what one gets."""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from crocodil.cost import Cost
+from crocodil.processes.masking import MostConfident, RevealRule
+from crocodil.shapes import RegisterBank, TokenIds
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choices:
+    """In which order and how boldly tokens are found."""
+
+    block_size: int | None = None  # None: the whole canvas is one block
+    rule: RevealRule = field(default_factory=MostConfident)
+    temperature: float = 0.0
+    top_p: float = 1.0
+    guidance: float = 1.0
+    eos_last: bool = True
+
+
+GREEDY = Choices()
+
+
+class Method(StrEnum):
+    """Where the registers come from that guide a generation."""
+
+    BASE = "base"  # none: plain masked diffusion
+    CON_THEN_DISC = "conthendisc"  # Algorithm 2: the prior
+    CON_WITHIN_DISC = "conwithindisc"  # Algorithm 3: the prior, and again the conditional prior on the way
+
+    @classmethod
+    def _missing_(cls, value: object) -> "Method":
+        raise ValueError(f"no method {value!r}: take one of {', '.join(cls)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Generation:
+    texts: list[str]
+    tokens: TokenIds
+    registers: RegisterBank | None  # those in use at the end; None where nothing guided
+    cost: Cost  # the calls that were made, all batches together
+    costs: list[Cost]  # of each sample: the calls it would have taken alone
+    nfe: float  # of a sample on average, in the paper's unit
+    flop_nfe: float  # the same weighted by positions too, in calls of the base over the bare text
+    seconds: float
+    note: str = ""  # what the caller may not expect
