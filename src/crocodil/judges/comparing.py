@@ -70,7 +70,7 @@ def _counted(field: str, scores: Sequence[TextScore]) -> float:
 
 def judge_mauve(
     real_features: Float[Tensor, "N D"],
-    fake_features: Float[Tensor, "M D"],
+    fake_features: Float[Tensor, "M E"],
     *,
     seeds: Sequence[int] = range(5),
     num_bootstrap: int = 2,

@@ -65,7 +65,7 @@ class LanguageModel:
         """The texts in this judge's tokens, for entropies that do not depend on who wrote them."""
         return [row.ids for row in self.tokenizer.encode_batch(list(texts), add_special_tokens=False)]
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def scores(self, texts: Sequence[str], *, batch_size: int = 8) -> list[TextScore]:
         """Of whole texts, the first token included, their end not.
 
@@ -94,7 +94,7 @@ class LanguageModel:
             for total, row, text in zip(nats, tokens, texts, strict=True)
         ]
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def features(self, texts: Sequence[str], *, batch_size: int = 8) -> Float[Tensor, "N D"]:
         """The last hidden state of the last token, which has read the text in its order; a mean has not.
 
@@ -109,7 +109,7 @@ class LanguageModel:
             ids = padded([window.tokens for window in batch], fill=self.start_id, device=self.network.device)
             states = self.network.base_model(input_ids=ids, use_cache=False).last_hidden_state
             for window, row in zip(batch, states, strict=True):
-                found[window.text] = row[len(window.tokens) - 1].float().cpu()
+                found[window.text] = row[len(window.tokens) - 1].float().cpu().clone()
         return torch.stack([found[text] for text in range(len(texts))])
 
     def _tokens_of(self, texts: Sequence[str]) -> list[list[int]]:

@@ -48,7 +48,7 @@ class TextEncoder:
         tokenizer.enable_truncation(context)
         return cls(name_of(name_or_path), network, tokenizer, num_layers if layer is None else layer)
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def embed(self, texts: Sequence[str]) -> EmbeddedTexts:
         """All of these texts at once, each cut where the encoder's positions end."""
         if not texts:

@@ -33,7 +33,8 @@ class Verdict:
     def row(self) -> dict[str, str | int | float]:
         """Flat, to be written down."""
         values = asdict(self)
-        return {**values, **values.pop("sampling")}
+        sampling = values.pop("sampling")
+        return {**values, **sampling}
 
 
 def judge_samples(
