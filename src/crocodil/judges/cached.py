@@ -1,6 +1,7 @@
 """Scores and features kept by content, so that judging the same text again costs nothing."""
 
 import json
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -26,7 +27,7 @@ class Cached:
     """
 
     judge: LanguageModel
-    folder: Path
+    folder: str | os.PathLike[str]
 
     @property
     def name(self) -> str:

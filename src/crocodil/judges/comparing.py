@@ -88,18 +88,13 @@ def judge_mauve(
     if real_features.shape[1] != fake_features.shape[1]:
         widths = f"{real_features.shape[1]} and {fake_features.shape[1]}"
         raise ValueError(f"real and fake features are {widths} wide: take both from the same judge")
-    return Measured.over(
-        [
-            metrics.mauve(
-                _subset(real_features, count, "real", seed, draw),
-                _subset(fake_features, count, "fake", seed, draw),
-                seed=seed,
-                num_buckets=num_buckets,
-            )
-            for seed in seeds
-            for draw in range(num_bootstrap)
-        ]
-    )
+    values = []
+    for seed in seeds:
+        for draw in range(num_bootstrap if len(real_features) != len(fake_features) else 1):
+            real = _drawn(real_features, count, "real", seed, draw)
+            fake = _drawn(fake_features, count, "fake", seed, draw)
+            values.append(metrics.mauve(real, fake, seed=seed, num_buckets=num_buckets))
+    return Measured.over(values)
 
 
 def mauve_ceiling(
@@ -117,16 +112,18 @@ def mauve_ceiling(
     _check_features(real_features, "real", count, num_buckets)
     values = []
     for seed in seeds:
-        chosen = _subset(real_features, 2 * count, "ceiling", seed)
-        values.append(metrics.mauve(chosen[:count], chosen[count:], seed=seed, num_buckets=num_buckets))
+        one, other = _shuffled(real_features, "ceiling", seed)[: 2 * count].split(count)
+        values.append(metrics.mauve(one, other, seed=seed, num_buckets=num_buckets))
     return Measured.over(values)
 
 
-def _subset(features: Float[Tensor, "N D"], count: int, *key: str | int) -> Float[Tensor, "C D"]:
-    """In a random order only where some must be left out: a whole set is clustered as it is."""
-    if len(features) == count and key[0] != "ceiling":
-        return features
-    return features[torch.randperm(len(features), generator=generator_for("subset", *key))[:count]]
+def _drawn(features: Float[Tensor, "N D"], count: int, *key: str | int) -> Float[Tensor, "C D"]:
+    """Shuffled only where some must be left out: a whole set is clustered as it is."""
+    return features if len(features) == count else _shuffled(features, *key)[:count]
+
+
+def _shuffled(features: Float[Tensor, "N D"], *key: str | int) -> Float[Tensor, "N D"]:
+    return features[torch.randperm(len(features), generator=generator_for("features", *key))]
 
 
 def _check_features(features: Float[Tensor, "N D"], which: str, count: int, num_buckets: int | None) -> None:
