@@ -8,9 +8,11 @@ import pytest
 import tiny
 import torch
 from tiny import CONDITIONAL, MASK
+from tiny_judges import PROGRAMS, save_language_model
 
 from crocodil.checkpoints import load_llada
 from crocodil.graphs import Recorder
+from crocodil.judges import LanguageModel
 from crocodil.processes.masking import (
     AboveThreshold,
     AtRandom,
@@ -122,3 +124,15 @@ def test_a_compiled_call_reveals_the_same():
 
 def test_weights_load_straight_onto_the_device(fixtures):
     assert {str(p.device) for p in load_llada(fixtures / "llada-tiny", device="cuda").parameters()} == {"cuda:0"}
+
+
+def test_a_judge_says_in_bfloat16_what_it_says_in_float32(tmp_path):
+    folder = save_language_model(tmp_path)
+    here, there = (LanguageModel.load(folder, device=device) for device in ("cpu", "cuda"))
+    for ours, theirs in zip(here.scores(PROGRAMS), there.scores(PROGRAMS), strict=True):
+        assert ours.nats == pytest.approx(theirs.nats, rel=0.05)
+        assert ours[1:] == theirs[1:]
+    features = there.features(PROGRAMS)
+    assert (features.device.type, features.dtype) == ("cpu", torch.float32)
+    assert torch.cosine_similarity(features, here.features(PROGRAMS)).min() > 0.95
+    assert here.fingerprint != there.fingerprint

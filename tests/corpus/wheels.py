@@ -24,7 +24,7 @@ def program(name: str, count: int = 3) -> str:
 
 
 def make_wheel(
-    directory: Path, name: str, version: str = "1.0", *, files: dict[str, str], metadata: str = MIT
+    directory: Path, name: str, version: str = "1.0", *, files: dict[str, str | bytes], metadata: str = MIT
 ) -> Path:
     wheel = directory / f"{name}-{version}-py3-none-any.whl"
     info = f"{name}-{version}.dist-info"

