@@ -3,7 +3,7 @@
 Heavy modules are imported inside the verbs, so that `crocodil --help` answers at once.
 """
 
-from crocodil.cli import corpus, sample, train
+from crocodil.cli import corpus, reproduce, sample, train
 from crocodil.cli.root import app, main
 
-__all__ = ["app", "corpus", "main", "sample", "train"]
+__all__ = ["app", "corpus", "main", "reproduce", "sample", "train"]

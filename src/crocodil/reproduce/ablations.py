@@ -112,32 +112,44 @@ def compute_variant_autoencoders(lab: Lab) -> list[Row]:
 
 def show_register_count(rows: Sequence[Row], references: Sequence[Row]) -> Section:
     texts = [
-        "How many registers should guide a generation? Few say little, many are hard for the prior to draw well. "
-        "Here ConThenDisc is guided by the first 1, 2, 4 ... of the registers that its prior draws; larger numbers "
-        f"need priors of their own (`--ablation-model '{NUMBER_OF_REGISTERS}16=DIR'`).",
-        "**Better:** higher MAUVE, lower Gen-PPL at a sound entropy. **The paper (no numbers printed):** 16 registers "
-        "are close to 8; 32 and 64 degrade.",
+        Text(
+            f"""How many registers should guide a generation? Few say little, many are hard for the prior to draw
+            well. Here ConThenDisc is guided by the first 1, 2, 4 ... of the registers that its prior draws;
+            larger numbers need priors of their own (`--ablation-model '{NUMBER_OF_REGISTERS}16=DIR'`)."""
+        ),
+        Text(
+            """**Better:** higher MAUVE, lower Gen-PPL at a sound entropy. **The paper (no numbers printed):** 16
+            registers are close to 8; 32 and 64 degrade."""
+        ),
     ]
     return _show("Number of registers (App. G i)", texts, rows, references, by="registers", name="register-count")
 
 
 def show_refresh(rows: Sequence[Row], references: Sequence[Row]) -> Section:
     texts = [
-        "ConWithinDisc draws its registers a second time, given the tokens found so far. Too early there is little "
-        "to go by; too late there is little left to change.",
-        "**Better:** higher MAUVE, lower Gen-PPL at a sound entropy. **The paper (no numbers printed):** @0.50, half "
-        "way, is best; @0.25 is closer to never; @0.75 gains little.",
+        Text(
+            """ConWithinDisc draws its registers a second time, given the tokens found so far. Too early there is
+            little to go by; too late there is little left to change."""
+        ),
+        Text(
+            """**Better:** higher MAUVE, lower Gen-PPL at a sound entropy. **The paper (no numbers printed):**
+            @0.50, half way, is best; @0.25 is closer to never; @0.75 gains little."""
+        ),
     ]
     return _show("Moment of the refresh (App. G ii)", texts, rows, references, by="refresh", name="refresh")
 
 
 def show_variants(rows: Sequence[Row], autoencoders: Sequence[Row], references: Sequence[Row]) -> Section:
     texts = [
-        "Models that were trained with one idea of the paper left out: is it worth its place? Each is swept like the "
-        "model itself, generates as ConThenDisc, and copies programs through its registers.",
-        "**Better:** higher MAUVE, lower Gen-PPL at a sound entropy; lower CER. **The paper:** without block offsets "
-        f"MAUVE falls by about {published.OFFSETS_GAIN}; without nested dropout copying hardly changes and "
-        "generation suffers.",
+        Text(
+            """Models that were trained with one idea of the paper left out: is it worth its place? Each is swept
+            like the model itself, generates as ConThenDisc, and copies programs through its registers."""
+        ),
+        Text(
+            f"""**Better:** higher MAUVE, lower Gen-PPL at a sound entropy; lower CER. **The paper:** without block
+            offsets MAUVE falls by about {published.OFFSETS_GAIN}; without nested dropout copying hardly changes
+            and generation suffers."""
+        ),
     ]
     section = _show(
         "Trained otherwise (App. C, App. G iii)", texts, rows, references, by="variant", name="variants"
@@ -159,9 +171,9 @@ def _copy_line(row: Row) -> list[str]:
 
 
 def _show(
-    title: str, texts: Sequence[str], rows: Sequence[Row], references: Sequence[Row], *, by: str, name: str
+    title: str, texts: Sequence[Text], rows: Sequence[Row], references: Sequence[Row], *, by: str, name: str
 ) -> Section:
-    blocks: list[Block] = [Text(text) for text in texts]
+    blocks: list[Block] = list(texts)
     if not rows:
         blocks.append(Text("Not measured: the model has no such prior."))
     for length in distinct(rows, "length"):

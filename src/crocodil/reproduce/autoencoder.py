@@ -49,21 +49,25 @@ def autoencoder_row(lab: Lab, pipe: Crocodil, block: int, calls: int) -> Row:
 def show(rows: Sequence[Row]) -> Section:
     blocks: list[Block] = [
         Text(
-            "A program is encoded into registers, and a program is decoded from these registers alone. It is decoded "
-            "in blocks from left to right; within a block each call of the demasker reveals some of its tokens."
+            """A program is encoded into registers, and a program is decoded from these registers alone. It is
+            decoded in blocks from left to right; within a block each call of the demasker reveals some of its
+            tokens."""
         ),
         Text(
-            "**Better:** lower CER (character errors per character of the source; 0 is a perfect copy), higher "
-            "BERTScore (similarity of token embeddings), lower Gen-PPL; few calls are cheap. **The paper:** nearly "
-            "perfect already with few calls, and one large block is better than several small ones."
+            """**Better:** lower CER (character errors per character of the source; 0 is a perfect copy), higher
+            BERTScore (similarity of token embeddings), lower Gen-PPL; few calls are cheap. **The paper:**
+            nearly perfect already with few calls, and one large block is better than several small ones."""
         ),
     ]
     for length in distinct(rows, "length"):
         blocks += _show_length(select(rows, length=length), length)
+    if all(row["bert_score"] is None for row in rows):
+        blocks.append(Text("BERTScore was not measured: no model to embed with was given (`--embedder`)."))
     others = [length for length in TABLES if length not in distinct(rows, "length")]
     if others:
-        named = " and ".join(map(str, others))
-        blocks.append(Text(f"Left out: length {named}; no model that was trained at it was given."))
+        blocks.append(
+            Text(f"Left out: length {' and '.join(map(str, others))}; no model trained at it was given.")
+        )
     return Section("Autoencoder (Tables 1 and 2, Fig. 5)", blocks)
 
 

@@ -28,7 +28,7 @@ def compute_curves(lab: Lab) -> list[Row]:
     counts = [None, *register_counts(lab.pipe.encoder.config.num_registers)]
     jobs = [
         Job(
-            {"who": BASE if count is None else f"{count} registers", "mask_prob": prob},
+            {"who": BASE if count is None else f"{count} register{'s' if count > 1 else ''}", "mask_prob": prob},
             partial(accuracy_row, lab, lab.pipe, mask_prob=prob, num_registers=count),
         )
         for count in counts
@@ -90,13 +90,13 @@ def demask(pipe: Crocodil, registers: RegisterBank | None, noisy_tokens: TokenId
 def show_curves(rows: Sequence[Row]) -> Section:
     blocks: list[Block] = [
         Text(
-            "Some tokens of a program are hidden, and the demasker guesses them. If registers say anything about a "
-            "program, guesses guided by them are better than those of the base model, most of all where nearly "
-            "everything is hidden."
+            """Some tokens of a program are hidden, and the demasker guesses them. If registers say anything about
+            a program, guesses guided by them are better than those of the base model, most of all where nearly
+            everything is hidden."""
         ),
         Text(
-            "**Better:** lower cross-entropy, higher top-1. **The paper (Fig. 4, no numbers printed):** "
-            "guidance helps at every mask probability, and more registers help more."
+            """**Better:** lower cross-entropy, higher top-1. **The paper (Fig. 4, no numbers printed):** guidance
+            helps at every mask probability, and more registers help more."""
         ),
     ]
     for length in distinct(rows, "length"):
@@ -109,12 +109,12 @@ def show_curves(rows: Sequence[Row]) -> Section:
 def show_noise(rows: Sequence[Row]) -> Section:
     blocks: list[Block] = [
         Text(
-            "Registers that a prior draws are never quite those that an encoder would give, so the demasker must "
-            "bear errors in them. Here noise of growing strength is added to encoded registers, at 90% masking."
+            """Registers that a prior draws are never quite those that an encoder would give, so the demasker must
+            bear errors in them. Here noise of growing strength is added to encoded registers, at 90% masking."""
         ),
         Text(
-            "**Better:** lower cross-entropy and higher top-1 as the noise grows. **The paper (Fig. 7, no numbers "
-            "printed):** trained with noise, the demasker degrades gradually; without, early and sharply."
+            """**Better:** lower cross-entropy and higher top-1 as the noise grows. **The paper (Fig. 7, no numbers
+            printed):** trained with noise, the demasker degrades gradually; without, early and sharply."""
         ),
     ]
     if WITHOUT_NOISE not in distinct(rows, "trained"):

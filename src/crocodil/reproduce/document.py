@@ -1,5 +1,6 @@
 """A report as blocks, written as Markdown and as one HTML page that needs no other file."""
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,14 +9,17 @@ from typing import TypeAlias
 
 from crocodil.figures import Panel
 
-UNKNOWN = "–"
+UNKNOWN = "-"
 
 
 @dataclass(frozen=True)
 class Text:
-    """A paragraph; **strong** and `code` are understood."""
+    """A paragraph, however its lines are broken; **strong** and `code` are understood."""
 
     text: str
+
+    def __str__(self) -> str:
+        return " ".join(self.text.split())
 
 
 @dataclass(frozen=True)
@@ -23,6 +27,19 @@ class Table:
     heads: Sequence[str]
     body: Sequence[Sequence[str]]
     caption: str = ""
+
+    def known(self) -> "Table":
+        """Without the columns of which nothing is known."""
+        kept = [place for place in range(len(self.heads)) if any(line[place] != UNKNOWN for line in self.body)]
+        lines = [[line[place] for place in kept] for line in (self.heads, *self.body)]
+        return Table(lines[0], lines[1:], self.caption)
+
+    def holds_numbers(self) -> list[bool]:
+        """Of each column: to be set to the right."""
+        return [
+            all(cell[:1].isdigit() or cell == UNKNOWN for cell in column)
+            for column in zip(*self.body, strict=True)
+        ]
 
 
 @dataclass(frozen=True)
@@ -53,18 +70,22 @@ class Section:
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """To so many significant digits, and never in powers of ten."""
+    """To so many significant digits, and never in powers of ten; whole numbers as they are."""
     if value is None:
         return UNKNOWN
-    if isinstance(value, int) or value == int(value):
-        return f"{value:,.0f}" if abs(value) >= 10 or isinstance(value, int) else f"{value:.1f}"
-    return f"{value:,.0f}" if abs(value) >= 10**digits else f"{float(f'{value:.{digits}g}'):.10g}"
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.{_decimals(value, digits)}f}"
 
 
 def spread_around(value: float | None, spread: float | None, digits: int = 3) -> str:
+    """Both to the same place."""
     if value is None or spread is None:
         return number(value, digits)
-    return f"{number(value, digits)} ± {number(spread, 1 if spread < 10 else 2)}"
+    return f"{number(value, digits)} ± {spread:,.{_decimals(value, digits)}f}"
+
+
+def _decimals(value: float, digits: int) -> int:
+    before = 1 + math.floor(math.log10(abs(value))) if value else 1
+    return max(0, digits - max(1, before))
 
 
 # ---------------------------------------------------------------- Markdown
@@ -82,9 +103,10 @@ def as_markdown(title: str, sections: Sequence[Section], files: Mapping[str, str
 def _markdown(block: Block, files: Mapping[str, str]) -> str:
     match block:
         case Text():
-            return block.text
+            return str(block)
         case Table():
-            lines = [block.heads, ["---", *["---:"] * (len(block.heads) - 1)], *block.body]
+            block = block.known()
+            lines = [block.heads, ["---:" if right else "---" for right in block.holds_numbers()], *block.body]
             rows = "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
             return f"**{block.caption}**\n\n{rows}" if block.caption else rows
         case Picture():
@@ -101,8 +123,8 @@ body { font: 16px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto
 h1, h2 { line-height: 1.2; } h2 { margin-top: 2.5rem; border-top: 1px solid #ddd; padding-top: 1rem; }
 table { border-collapse: collapse; margin: 1rem 0; font-size: 14px; display: block; overflow-x: auto; }
 caption { text-align: left; font-weight: 600; padding: .3rem 0; }
-th, td { padding: .2rem .6rem; border-bottom: 1px solid #e5e5e5; text-align: right; white-space: nowrap; }
-th:first-child, td:first-child { text-align: left; }
+th, td { padding: .2rem .6rem; border-bottom: 1px solid #e5e5e5; text-align: left; white-space: nowrap; }
+.number { text-align: right; }
 .published { color: #777; }
 figure { margin: 1rem 0; } figure svg { max-width: 100%; height: auto; } figcaption { color: #555; }
 pre { background: #f6f6f6; padding: .7rem; overflow-x: auto; font-size: 13px; line-height: 1.35; }
@@ -133,13 +155,17 @@ def _html_parts(title: str, sections: Sequence[Section], drawings: Mapping[str, 
 def _html(block: Block, drawings: Mapping[str, str]) -> str:
     match block:
         case Text():
-            return f"<p>{_inline(block.text)}</p>"
+            return f"<p>{_inline(str(block))}</p>"
         case Table():
-            published = ['class="published"' if "published" in head else "" for head in block.heads]
+            block = block.known()
+            kinds = [
+                f'class="{"number" if right else ""} {"published" if "published" in head else ""}"'
+                for head, right in zip(block.heads, block.holds_numbers(), strict=True)
+            ]
             return (
                 f"<table><caption>{_inline(block.caption)}</caption>"
-                f"<thead>{_html_row('th', block.heads, published)}</thead><tbody>"
-                + "\n".join(_html_row("td", line, published) for line in block.body)
+                f"<thead>{_html_row('th', block.heads, kinds)}</thead><tbody>"
+                + "\n".join(_html_row("td", line, kinds) for line in block.body)
                 + "</tbody></table>"
             )
         case Picture():

@@ -17,6 +17,7 @@ from crocodil.reproduce.document import Block, Listing, Picture, Section, Table,
 from crocodil.reproduce.lab import Lab
 from crocodil.reproduce.rows import Job, Row, distinct, select
 
+NAMES = {Method.BASE: "base", Method.CON_THEN_DISC: "ConThenDisc", Method.CON_WITHIN_DISC: "ConWithinDisc"}
 ENCODED = "encoded registers"  # decoded instead of drawn ones: what a perfect prior would reach
 QUALITATIVE_CALLS = (256, 128, 64, 32)  # App. G
 LARGEST_ON_CPU = 2_000_000_000  # parameters of a demasker that is timed there
@@ -137,21 +138,28 @@ def _point(row: Row, unit: str) -> QualityPoint:
 def show(rows: Sequence[Row], references: Sequence[Row]) -> Section:
     blocks: list[Block] = [
         Text(
-            "Programs are written from nothing. The **base** reveals masked tokens without guidance; **ConThenDisc** "
-            "first draws registers from a prior and lets them guide; **ConWithinDisc** draws them once more half way, "
-            f"given the text so far. **{ENCODED}** are those of training programs: what a perfect prior would reach."
+            f"""Programs are written from nothing. The **base** reveals masked tokens without guidance;
+            **ConThenDisc** first draws registers from a prior and lets them guide; **ConWithinDisc** draws them
+            once more half way, given the text so far. **{ENCODED}** are those of training programs: what a
+            perfect prior would reach."""
         ),
         Text(
-            "**Better:** higher MAUVE (do the samples as a whole resemble real programs?), lower Gen-PPL (is each text "
-            "fluent?), entropy and share of Python close to those of real programs, lower cost. A collapsed sampler "
-            "that repeats itself has a splendid Gen-PPL: never read it without the entropy beside it."
+            """**Better:** higher MAUVE (do the samples as a whole resemble real programs?), lower Gen-PPL (is each
+            text fluent?), entropy and share of Python close to those of real programs, lower cost. A collapsed
+            sampler that repeats itself has a splendid Gen-PPL: never read it without the entropy beside it."""
         ),
         Text(
-            "**Fairness.** Every method is swept over the same temperatures and reveal rules on the validation split, "
-            f"at every number of calls. Chosen is {CRITERION}. That alone runs on the test split, once, with other "
-            "seeds. Costs include prior and encoder: NFE is the paper's unit (demasker calls, others by their share "
-            "of parameters), NFE by FLOPs also counts positions, and seconds are of this machine. "
-            "**Speed-up** means NFE by FLOPs unless it says otherwise."
+            f"""**Fairness.** Every method is swept over the same temperatures and reveal rules on the validation
+            split, at every number of calls. Chosen is {CRITERION}. That alone runs on the test split, once,
+            with other seeds. Costs include prior and encoder: NFE is the paper's unit (demasker calls, others
+            by their share of parameters), NFE by FLOPs also counts positions, and seconds are of this machine.
+            **Speed-up** means NFE by FLOPs unless it says otherwise."""
+        ),
+        Text(
+            """A **speed-up** is granted where a method, at its cheapest, has a MAUVE and a Gen-PPL no worse than the
+            base with one call a token, within the base's own spread, and an entropy no further from that of real
+            programs. The base has a line of its own, which says what it gains by stopping early: only what goes
+            beyond it is due to registers."""
         ),
     ]
     for length in distinct(rows, "length"):
@@ -182,7 +190,7 @@ def panels(rows: Sequence[Row], real: Row, *, along: str, label: str, by: str = 
             level=("real programs", real[measure]),
             curves=[
                 Curve(
-                    str(kind), *([row[name] for row in select(rows, **{by: kind})]
+                    named(kind), *([row[name] for row in select(rows, **{by: kind})]
                     for name in (along, measure, f"{measure}_spread"))
                 )
                 for kind in distinct(rows, by)
@@ -193,22 +201,26 @@ def panels(rows: Sequence[Row], real: Row, *, along: str, label: str, by: str = 
 
 
 QUALITY_HEADS = (
-    "", "calls", "MAUVE", "MAUVE, published", "Gen-PPL", "Gen-PPL, published", "entropy", "distinct-2", "is Python",
-    "NFE", "NFE, published", "NFE by FLOPs", "seconds", "temperature", "rule", "samples",
+    "", "calls", "MAUVE", "MAUVE, published", "Gen-PPL", "Gen-PPL, published", "entropy", "distinct-2",
+    "is Python", "NFE", "NFE, published", "NFE by FLOPs", "seconds", "temperature", "rule", "samples",
 )  # fmt: skip
 
 
+def named(kind: object) -> str:
+    return next((name for method, name in NAMES.items() if method == kind), str(kind))
+
+
 def quality_lines(rows: Sequence[Row], by: str, length: int) -> list[list[str]]:
-    return [_quality_line(row, str(row[by]), length) for row in rows]
+    return [_quality_line(row, named(row[by]), length) for row in rows]
 
 
 def _quality_line(row: Row, name: str, length: int) -> list[str]:
     theirs = published.GENERATION.get((length, row.get("method", ""), row["calls"]))
     mauve, gen_ppl, nfe = (None,) * 3 if theirs is None else (theirs.mauve, theirs.gen_ppl, theirs.nfe)
     return [
-        name, str(row["calls"]), spread_around(row["mauve"], row["mauve_spread"]), number(mauve),
-        spread_around(row["gen_ppl"], row["gen_ppl_spread"]), number(gen_ppl), number(row["entropy"]),
-        number(row["distinct_2"]), f"{row['parse_share']:.0%}", number(row["nfe"]), number(nfe),
+        name, str(row["calls"]), spread_around(row["mauve"], row["mauve_spread"]), _as_printed(mauve),
+        spread_around(row["gen_ppl"], row["gen_ppl_spread"]), _as_printed(gen_ppl), number(row["entropy"]),
+        number(row["distinct_2"]), f"{row['parse_share']:.0%}", number(row["nfe"]), _as_printed(nfe),
         number(row["flop_nfe"]), number(row["seconds"]), f"{row['temperature']}", row["rule"],
         str(row["num_samples"]),
     ]  # fmt: skip
@@ -238,25 +250,23 @@ def _speedup_table(rows: Sequence[Row], real: Row) -> Table:
         other = by_parameters[method]
         body.append(
             [
-                method,
+                named(method),
                 _times(None if found is None else found.factor),
                 matched,
                 _times(None if other is None else other.factor),
                 _times(papers),
             ]
         )
-    caption = (
-        f"Speed-up at the quality of the base with {length} calls (MAUVE and Gen-PPL no worse, within the base's own "
-        "spread; entropy no further from that of real programs). The base's own line is what it gains by stopping "
-        "early: only what goes beyond it is due to registers"
-    )
-    return Table(
-        ["", "speed-up", "reached at", "in the paper's NFE", "in the paper's NFE, published"], body, caption
-    )
+    heads = ["", "speed-up", "reached at", "in the paper's NFE", "in the paper's NFE, published"]
+    return Table(heads, body, f"Speed-up at the quality of the base with {length} calls")
+
+
+def _as_printed(value: float | None) -> str:
+    return number(None) if value is None else str(value)
 
 
 def _times(factor: float | None) -> str:
-    return number(None) if factor is None else f"× {number(factor)}"
+    return number(None) if factor is None else f"{number(factor)} x"
 
 
 def show_samples(rows: Sequence[Row]) -> Section:
@@ -265,13 +275,15 @@ def show_samples(rows: Sequence[Row]) -> Section:
     chosen = [row for row in drawn if row["calls"] in QUALITATIVE_CALLS] or drawn
     blocks: list[Block] = [
         Text(
-            "Programs as they were generated, the first two of each setting, none picked. Read them for what "
-            "numbers do not say: do names agree, do brackets close, does a function do what it is called?"
+            """Programs as they were generated, the first two of each setting, none picked. Read them for what
+            numbers do not say: do names agree, do brackets close, does a function do what it is called?"""
         )
     ]
     for row in sorted(chosen, key=lambda row: (row["length"], -row["calls"])):
         for place, text in enumerate(row["texts"], start=1):
             blocks.append(
-                Listing(f"Length {row['length']}, {row['method']}, {row['calls']} calls, sample {place}", text)
+                Listing(
+                    f"Length {row['length']}, {named(row['method'])}, {row['calls']} calls, sample {place}", text
+                )
             )
     return Section("Samples (App. G)", blocks)

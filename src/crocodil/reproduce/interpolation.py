@@ -42,13 +42,14 @@ def compute(lab: Lab) -> list[Row]:
 def show(rows: Sequence[Row]) -> Section:
     blocks: list[Block] = [
         Text(
-            "The registers of two unrelated programs are mixed, from all of the first (weight 0) to all of the second "
-            "(weight 1), and the mixture is decoded. Where the space of registers is well-behaved, what lies between "
-            "two programs is a program too."
+            """The registers of two unrelated programs are mixed, from all of the first (weight 0) to all of the
+            second (weight 1), and the mixture is decoded. Where the space of registers is well-behaved, what
+            lies between two programs is a program too."""
         ),
         Text(
-            "**Better:** a curve that stays high (MAUVE) and low (Gen-PPL) in the middle. **The paper (Fig. 8, no "
-            "numbers printed):** quality remains high along the whole path, with a moderate rise of Gen-PPL in the middle."
+            """**Better:** a curve that stays high (MAUVE) and low (Gen-PPL) in the middle. **The paper (Fig. 8, no
+            numbers printed):** quality remains high along the whole path, with a moderate rise of Gen-PPL in
+            the middle."""
         ),
     ]
     heads = ["weight", "MAUVE", "Gen-PPL", "entropy", "distinct-2", "is Python", "pairs"]
@@ -58,7 +59,7 @@ def show(rows: Sequence[Row]) -> Section:
             Panel(
                 title=f"length {length}", x_label="weight of the second program", y_label=title,
                 curves=[
-                    Curve("decoded", *([row[name] for row in own] for name in ("mix_weight", key, f"{key}_spread")))
+                    Curve("decoded", *([row[one] for row in own] for one in ("mix_weight", key, f"{key}_spread")))
                 ],
             )
             for key, title in (("mauve", "MAUVE"), ("gen_ppl", "Gen-PPL"))

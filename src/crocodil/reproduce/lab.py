@@ -20,6 +20,7 @@ from crocodil.reproduce.rows import Row, Store
 from crocodil.reproduce.settings import Setting
 from crocodil.seeding import Streams
 from crocodil.shapes import RegisterBank, TokenIds
+from crocodil.tokenization import Tokenizer
 
 WEIGHTS_LOOKED_AT = 64  # of each parameter, to tell models apart
 HALF = 0.5  # App. E: how much of a text is hidden where the conditional prior is measured
@@ -49,7 +50,7 @@ class Lab:
         variants: Mapping[str, Crocodil] | None = None,
         training: Mapping[str, Row] | None = None,
     ) -> "Lab":
-        """A lab whose priors take the setting's steps, and whose rows say under which conditions they came about."""
+        """Priors take the setting's steps; rows say under which conditions they came about."""
         named = {name: with_steps(variant, setting) for name, variant in (variants or {}).items()}
         for name, variant in named.items():
             if variant.settings.length != pipe.settings.length:
@@ -85,9 +86,7 @@ class Lab:
 
     def texts(self, split: str, count: int) -> list[str]:
         """Programs of a split, always the same ones, as many as there are at most."""
-        programs = self.corpus.programs(split, length=self.length)
-        numbers = Order(len(programs), "reproduce").at(np.arange(min(count, len(programs))))
-        return [self.pipe.tokenizer.decode(programs[int(number)].tolist()) for number in numbers]
+        return held_out(self.corpus, self.pipe.tokenizer, split, length=self.length, count=count)
 
     @cached_property
     def references(self) -> dict[str, Reference]:
@@ -99,6 +98,13 @@ class Lab:
 
 
 SPLITS = ("valid", "test")
+
+
+def held_out(corpus: Corpus, tokenizer: Tokenizer, split: str, *, length: int, count: int) -> list[str]:
+    """The programs of a split in an order of their own, as text."""
+    programs = corpus.programs(split, length=length)
+    numbers = Order(len(programs), "reproduce").at(np.arange(min(count, len(programs))))
+    return [tokenizer.decode(programs[int(number)].tolist()) for number in numbers]
 
 
 # ---------------------------------------------------------------- registers

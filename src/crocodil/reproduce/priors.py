@@ -84,15 +84,16 @@ def _prdc_row(lab: Lab, name: str) -> Row:
 def show(psnr_rows: Sequence[Row], prdc_rows: Sequence[Row]) -> Section:
     blocks: list[Block] = [
         Text(
-            "A prior turns noise into registers step by step: at diffusion time 1 it sees noise only, at time 0 clean "
-            "registers. The conditional prior also sees half of the program's tokens, which should help it most where "
-            "the noise is strong."
+            """A prior turns noise into registers step by step: at diffusion time 1 it sees noise only, at time 0
+            clean registers. The conditional prior also sees half of the program's tokens, which should help it
+            most where the noise is strong."""
         ),
         Text(
-            "**Better:** higher PSNR (closer to the true registers; 0 dB is what predicting zero has). PRDC compares "
-            "clouds of drawn and of encoded registers: precision and density ask whether drawn ones look real, recall "
-            "and coverage whether they are as varied as real ones; all are best near 1. **The paper:** conditioning "
-            "has the higher PSNR over a wide range of times (Fig. 9, no numbers printed) and the higher recall."
+            """**Better:** higher PSNR (closer to the true registers; 0 dB is what predicting zero has). PRDC
+            compares clouds of drawn and of encoded registers: precision and density ask whether drawn ones look
+            real, recall and coverage whether they are as varied as real ones; all are best near 1. **The
+            paper:** conditioning has the higher PSNR over a wide range of times (Fig. 9, no numbers printed)
+            and the higher recall."""
         ),
     ]
     for length in distinct(prdc_rows, "length"):
@@ -122,9 +123,15 @@ def _show_length(psnr_rows: Sequence[Row], prdc_rows: Sequence[Row]) -> list[Blo
     ]
 
 
+def _printed(mean: float | None, spread: float | None) -> str:
+    if mean is None:
+        return number(None)
+    return f"about {mean}" if spread is None else f"{mean:.3f} ± {spread:.3f}"
+
+
 def _prdc_line(row: Row) -> list[str]:
     theirs, cells = published.PRDC[row["prior"]], []
     for name in PRDC_NAMES:
         cells.append(spread_around(row[name], row[f"{name}_spread"]))
-        cells.append(spread_around(*theirs.get(name, (None, None))))
+        cells.append(_printed(*theirs.get(name, (None, None))))
     return [row["prior"], *cells, str(row["num_samples"]), str(row["num_steps"])]

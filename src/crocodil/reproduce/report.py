@@ -74,20 +74,22 @@ def _at_a_glance(results: Results) -> Section:
     settings = distinct(models, "setting")
     blocks: list[Block] = [
         Text(
-            "CRoCoDiL guides a masked diffusion model (which writes a text by revealing hidden tokens, several at a time) "
-            "by *registers*: a few vectors that say what the whole text is about. An encoder finds the registers of a "
-            "text, a demasker writes a text from registers, and a small continuous diffusion, the prior, invents new "
-            "registers. This report measures each part, and asks whether guidance makes generation cheaper."
+            """CRoCoDiL guides a masked diffusion model (which writes a text by revealing hidden tokens, several at
+            a time) by **registers**: a few vectors that say what the whole text is about. An encoder finds the
+            registers of a text, a demasker writes a text from registers, and a small continuous diffusion, the
+            prior, invents new registers. This report measures each part, and asks whether guidance makes
+            generation cheaper."""
         ),
         Text(
-            "**Columns marked *published* are of LLaDA-8B on StarCoder's Python, other data and other judges. Absolute "
-            "values do not compare with ours; shapes of curves and ratios do.**"
+            """**Columns marked published are of LLaDA-8B on StarCoder's Python, other data and other judges.
+            Absolute values do not compare with ours; shapes of curves and ratios do.**"""
         ),
     ]
     if "tiny" in settings:
         blocks.append(
             Text(
-                "**Setting tiny: a handful of samples. This checks that everything runs; the numbers mean nothing.**"
+                """**Setting tiny: a handful of samples. This checks that everything runs; the numbers mean
+                nothing.**"""
             )
         )
     elif "full" not in settings:
@@ -125,8 +127,8 @@ def _base_line(row: Row) -> Text:
     where = f"Length {row['length']}"
     if not row["base_is_its_own"]:
         return Text(
-            f"**Beware, {where.lower()}:** the model has no base trained by itself; the demasker with an empty prefix "
-            "stands in. Speed-ups against it prove little."
+            f"""**Beware, {where.lower()}:** the model has no base trained by itself; the demasker with an empty
+            prefix stands in. Speed-ups against it prove little."""
         )
     share = row["base_compute_share"]
     if share is None:
@@ -143,13 +145,16 @@ def _headline(results: Results) -> Table:
         for method, found in methods.items():
             if method != Method.BASE:
                 body.append(
-                    [f"{method}, length {length}", *(_factor(found[unit]) for unit in ("flop_nfe", "nfe"))]
+                    [
+                        f"{generation.named(method)}, length {length}",
+                        *(_factor(found[unit]) for unit in ("flop_nfe", "nfe")),
+                    ]
                 )
     return Table(["speed-up at the base's quality", "NFE by FLOPs", "the paper's NFE"], body)
 
 
 def _factor(value: float | None) -> str:
-    return "no match" if value is None else f"× {number(value)}"
+    return "no match" if value is None else f"{number(value)} x"
 
 
 def _words() -> Section:
@@ -187,13 +192,13 @@ def _how(results: Results) -> Section:
         "How it was measured",
         [
             Text(
-                "Spreads (±): of MAUVE, the standard deviation over clusterings; of Gen-PPL, the standard error from "
-                "quarters of the samples; of PRDC, from register to register. MAUVE depends on the number of samples: "
-                "compare at equal numbers only, and with the line of real programs."
+                """Spreads (±): of MAUVE, the standard deviation over clusterings; of Gen-PPL, the standard error
+                from quarters of the samples; of PRDC, from register to register. MAUVE depends on the number of
+                samples: compare at equal numbers only, and with the line of real programs."""
             ),
             Text(
-                "Every row of every table, with its judge, seed, number of samples, temperature and commit, lies in a "
-                "`.jsonl` beside this report; `-sweep` files hold what the choices were made from."
+                """Every row of every table, with its judge, seed, number of samples, temperature and commit, lies
+                in a `.jsonl` beside this report; `-sweep` files hold what the choices were made from."""
             ),
             Table(heads, body),
         ],

@@ -62,10 +62,19 @@ class Store:
         with file.open("a", encoding="utf-8") as lines:
             lines.write(_line(row))
 
-    def save_conditions(self) -> None:
-        self.directory.mkdir(parents=True, exist_ok=True)
-        with whole_file(self.directory / CONDITIONS_FILE) as unfinished:
-            unfinished.write_text(json.dumps(_plain(self.conditions), indent=2) + "\n")
+
+def write_conditions(directory: Path, conditions: Sequence[Row]) -> None:
+    """Of every model of a run, so that its report can be drawn again from the files alone."""
+    directory.mkdir(parents=True, exist_ok=True)
+    with whole_file(directory / CONDITIONS_FILE) as unfinished:
+        unfinished.write_text(json.dumps(_plain(list(conditions)), indent=2) + "\n")
+
+
+def read_stores(directory: Path) -> list[Store]:
+    file = directory / CONDITIONS_FILE
+    if not file.is_file():
+        raise ValueError(f"{directory} holds no results: {CONDITIONS_FILE} is missing")
+    return [Store(directory, conditions) for conditions in json.loads(file.read_text())]
 
 
 def read_rows(file: Path) -> list[Row]:

@@ -19,7 +19,7 @@ from crocodil.models.register_encoder import RegisterEncoder, RegisterEncoderCon
 from crocodil.objectives import DemaskerObjective, PriorObjective, base_loss, guided_loss, prior_loss
 from crocodil.processes.masking import DecodePlan
 from crocodil.reproduce import published
-from crocodil.reproduce.document import Section, Table, Text
+from crocodil.reproduce.document import Section, Table, Text, number
 from crocodil.reproduce.rows import Job, Row, Store
 from crocodil.samplers import (
     Decoding,
@@ -155,9 +155,9 @@ def show(found: Sequence[Row]) -> Section:
         "Why registers: two sentences (App. B)",
         [
             Text(
-                "A world of two sentences, `cat meows` and `dog barks`. A masked diffusion model that reveals both words "
-                "at once draws each by itself, and half of its sentences mix the two; one register that says which "
-                "sentence is meant removes them."
+                """A world of two sentences, `cat meows` and `dog barks`. A masked diffusion model that reveals
+                both words at once draws each by itself, and half of its sentences mix the two; one register
+                that says which sentence is meant removes them."""
             ),
             Text("**Better:** fewer incoherent sentences in as few calls."),
             Table(
@@ -167,7 +167,7 @@ def show(found: Sequence[Row]) -> Section:
                         row["sampler"],
                         str(row["calls"]),
                         f"{row['incoherent_share']:.1%}",
-                        derived.get(row["sampler"], "–"),
+                        derived.get(row["sampler"], number(None)),
                         row["first"],
                     ]
                     for row in found
