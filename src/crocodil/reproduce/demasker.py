@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -148,5 +149,5 @@ def _curves(rows: Sequence[Row], by: str, along: str, label: str, name: str) -> 
     return [Picture(name, panels), Table(heads, body, f"Length {rows[0]['length']}")]
 
 
-def _columns(rows: Sequence[Row], *names: str) -> list[list[float | None]]:
+def _columns(rows: Sequence[Row], *names: str) -> list[list[Any]]:
     return [[row[name] for row in rows] for name in names]

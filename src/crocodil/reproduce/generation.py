@@ -5,6 +5,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from crocodil.figures import Curve, Panel
 from crocodil.metrics import Measured, QualityPoint, SpeedUp, speedup_at_matched_quality
@@ -94,12 +95,9 @@ def _seconds_row(lab: Lab, method: Method) -> Row:
 def on_cpu(pipe: Crocodil) -> Crocodil:
     if pipe.device.type == "cpu":
         return pipe
-    networks = {name: getattr(pipe, name) for name in NETWORKS}
-    copies = {
-        name: None if network is None else copy.deepcopy(network).to("cpu").float()
-        for name, network in networks.items()
-    }
-    return replace(pipe, compiled=False, **copies)
+    copies: dict[str, Any] = {name: copy.deepcopy(getattr(pipe, name)) for name in NETWORKS}
+    networks = {name: network and network.to("cpu").float() for name, network in copies.items()}
+    return replace(pipe, compiled=False, **networks)
 
 
 # ---------------------------------------------------------------- speed-up

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 from crocodil.atomic import whole_file
 from crocodil.figures import can_draw, draw
+from crocodil.metrics import SpeedUp
 from crocodil.pipeline import Method
 from crocodil.reproduce import ablations, autoencoder, demasker, generation, interpolation, priors, two_sentences
 from crocodil.reproduce.document import Block, Picture, Section, Table, Text, as_html, as_markdown, number
@@ -245,12 +246,13 @@ def summary(results: Results) -> dict[str, Any]:
     }
 
 
+def _factor_of(found: SpeedUp | None) -> float | None:
+    return None if found is None else found.factor
+
+
 def _speedups(rows: Sequence[Row], real: Row) -> dict[str, dict[str, float | None]]:
     """At matched quality, by method: the factor in both units; null where no point matches."""
     units = {
         unit: generation.speedups(rows, real_entropy=real["entropy"], unit=unit) for unit in ("flop_nfe", "nfe")
     }
-    return {
-        method: {unit: None if found[method] is None else found[method].factor for unit, found in units.items()}
-        for method in units["nfe"]
-    }
+    return {method: {unit: _factor_of(found[method]) for unit, found in units.items()} for method in units["nfe"]}
