@@ -14,9 +14,10 @@ if TYPE_CHECKING:
     from crocodil.reproduce.settings import Setting
 
 Data = Annotated[Path | None, typer.Option(help="The corpus: its held-out programs are what real text is.")]
-JudgeName = Annotated[str | None, typer.Option(help="A causal language model, for Gen-PPL and MAUVE.")]
+JudgeName = Annotated[str, typer.Option(help="A causal language model, for Gen-PPL and MAUVE.")]
 Seed = Annotated[int, typer.Option(help="The same seed gives the same rows.")]
 Device = Annotated[str | None, typer.Option(help="cpu or cuda; the accelerator where there is one.")]
+JUDGE = "smollm2-135m"
 
 
 @app.command()
@@ -25,7 +26,7 @@ def reproduce(
     preset: Annotated[str, typer.Option(help="full (the paper's protocol), quick or tiny.")] = "full",
     model: Annotated[list[str] | None, typer.Option(help="A model folder; one for each length.")] = None,
     data: Data = None,
-    judge: JudgeName = None,
+    judge: JudgeName = JUDGE,
     embedder: Annotated[str | None, typer.Option(help="A model of token embeddings, for BERTScore.")] = None,
     ablation_model: Annotated[
         list[str] | None, typer.Option(help="NAME=DIR: a model trained otherwise, 'without register noise' say.")
@@ -49,8 +50,8 @@ def reproduce(
     from crocodil.reproduce.settings import setting as setting_of
 
     setting = setting_of(preset)
-    if data is None or judge is None:
-        raise ValueError("--data (a corpus) and --judge (a causal language model) are needed")
+    if data is None:
+        raise ValueError("--data is needed: the corpus whose held-out programs are what real text is")
     corpus = Corpus(data)
     pipes = [Crocodil.from_pretrained(one, device=device) for one in model or ["builtin"]]
     variants = {name: Crocodil.from_pretrained(path, device=device) for name, path in _named(ablation_model or ())}
@@ -85,7 +86,7 @@ def evaluate(
     count: Annotated[int, typer.Option(help="How many texts.")] = 256,
     length: Annotated[int, typer.Option(help="With --samples: of real programs, in tokens.")] = 256,
     data: Data = None,
-    judge: JudgeName = None,
+    judge: JudgeName = JUDGE,
     split: Annotated[str, typer.Option(help="valid to choose by, test to report.")] = "valid",
     seed: Seed = 0,
     device: Device = None,
@@ -97,8 +98,8 @@ def evaluate(
     from crocodil.reproduce.evaluation import evaluate_model, evaluate_texts, read_texts
     from crocodil.reproduce.settings import FULL, Candidate
 
-    if data is None or judge is None:
-        raise ValueError("--data (a corpus) and --judge (a causal language model) are needed")
+    if data is None:
+        raise ValueError("--data is needed: the corpus whose held-out programs are what real text is")
     corpus = Corpus(data)
     if samples is not None:
         texts = read_texts(samples)

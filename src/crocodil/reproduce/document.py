@@ -84,8 +84,8 @@ def spread_around(value: float | None, spread: float | None, digits: int = 3) ->
 
 
 def _decimals(value: float, digits: int) -> int:
-    before = 1 + math.floor(math.log10(abs(value))) if value else 1
-    return max(0, digits - max(1, before))
+    before = 1 + math.floor(math.log10(abs(value))) if value else 0  # digits left of the point
+    return max(0, digits - max(0, before))
 
 
 # ---------------------------------------------------------------- Markdown

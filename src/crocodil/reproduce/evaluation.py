@@ -47,7 +47,6 @@ def evaluate_texts(
     real = held_out(corpus, court.tokenizer, split, length=length, count=min(count, len(texts)))
     return {
         **court.judged(texts, court.reference(real)),
-        "bits_per_byte": court.code_length(texts),
         "num_samples": len(texts),
         "num_real": len(real),
         "judge": court.judge.name,

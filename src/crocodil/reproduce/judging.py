@@ -79,9 +79,7 @@ class Reference:
     """Real programs as the judge sees them, and what is normal for them."""
 
     features: Tensor
-    gen_ppl: Measured
-    entropy: float
-    parse_share: float
+    fluency: Row
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,8 +93,7 @@ class Court:
     embedder: Embedder | None = None
 
     def reference(self, texts: Sequence[str]) -> Reference:
-        looks = self.looks(texts)
-        return Reference(self.judge.features(texts), self.gen_ppl(texts), looks["entropy"], looks["parse_share"])
+        return Reference(self.judge.features(texts), self.fluency(texts))
 
     def judged(self, texts: Sequence[str], reference: Reference) -> Row:
         """Everything that is said about generated texts."""
@@ -104,8 +101,16 @@ class Court:
         return {"mauve": likeness.mean, "mauve_spread": likeness.spread, **self.fluency(texts)}
 
     def fluency(self, texts: Sequence[str]) -> Row:
-        surprise = self.gen_ppl(texts)
-        return {"gen_ppl": surprise.mean, "gen_ppl_spread": surprise.spread, **self.looks(texts)}
+        """Surprise with its spread, and diversity beside it; bits a byte do not depend on the judge's tokens."""
+        scores = [score for score in self.judge.scores(texts) if score.num_tokens]
+        surprise = gen_ppl(scores)
+        nats, num_bytes = sum(score.nats for score in scores), sum(score.num_bytes for score in scores)
+        return {
+            "gen_ppl": surprise.mean,
+            "gen_ppl_spread": surprise.spread,
+            "bits_per_byte": bits_per_byte(nats, num_bytes) if num_bytes else math.nan,
+            **self.looks(texts),
+        }
 
     def looks(self, texts: Sequence[str]) -> Row:
         """What needs no judge: diversity, repetition, whether it is Python."""
@@ -123,18 +128,6 @@ class Court:
         found = [mauve(real, fake, seed=seed, num_buckets=self.mauve_buckets) for seed in self.mauve_seeds]
         return Measured.over(found)
 
-    def gen_ppl(self, texts: Sequence[str]) -> Measured:
-        """Perplexity a token of the judge, over all texts; its spread from that of parts of them."""
-        scores = [score for score in self.judge.scores(texts) if score.num_tokens]
-        folds = [part for fold in range(NUM_FOLDS) if (part := scores[fold::NUM_FOLDS])]
-        spread = stdev(map(_perplexity, folds)) / math.sqrt(len(folds)) if len(folds) > 1 else math.nan
-        return Measured(_perplexity(scores), spread)
-
-    def code_length(self, texts: Sequence[str]) -> float:
-        """Bits a byte: the same surprise, whatever the judge's tokenizer."""
-        scores = self.judge.scores(texts)
-        return bits_per_byte(sum(score.nats for score in scores), max(1, sum(score.num_bytes for score in scores)))
-
     def bert_score(self, references: Sequence[str], found: Sequence[str]) -> float | None:
         """Mean F1; None without a model to embed with."""
         if self.embedder is None:
@@ -144,6 +137,13 @@ class Court:
             here = slice(start, start + PAIRS_AT_ONCE)
             parts.append(bert_score(self.embedder.embed(references[here]), self.embedder.embed(found[here])).f1)
         return torch.cat(parts).mean().item()
+
+
+def gen_ppl(scores: Sequence[TextScore]) -> Measured:
+    """Perplexity a token over all texts; its spread from that of parts of them."""
+    folds = [part for fold in range(NUM_FOLDS) if (part := scores[fold::NUM_FOLDS])]
+    spread = stdev(map(_perplexity, folds)) / math.sqrt(len(folds)) if len(folds) > 1 else math.nan
+    return Measured(_perplexity(scores), spread)
 
 
 def _perplexity(scores: Sequence[TextScore]) -> float:

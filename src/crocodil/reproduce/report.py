@@ -167,6 +167,7 @@ def _words() -> Section:
             "higher, up to 1",
         ],
         ["Gen-PPL", "how surprised a judge (a causal language model) is by each next token", "lower, if diverse"],
+        ["bits per byte", "the same surprise for each byte: in the rows, and independent of tokens", "lower"],
         [
             "entropy",
             "variety of the tokens within a text, in nats; low where a text repeats itself",
