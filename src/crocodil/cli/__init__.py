@@ -3,7 +3,7 @@
 Heavy modules are imported inside the verbs, so that `crocodil --help` answers at once.
 """
 
-from crocodil.cli import corpus, judges, sample, train
+from crocodil.cli import corpus, judges, reproduce, sample, train
 from crocodil.cli.root import app, main
 
-__all__ = ["app", "corpus", "judges", "main", "sample", "train"]
+__all__ = ["app", "corpus", "judges", "main", "reproduce", "sample", "train"]

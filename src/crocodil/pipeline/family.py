@@ -331,16 +331,20 @@ class Crocodil:
         conditional = self.conditional
         if conditional is None:
             raise ValueError("this model has no conditional prior: take conthendisc or base, with nothing given")
-        encoder = self.encoder if self.condition_encoder is None else self.condition_encoder
-        condition = encode_tokens(encoder, tokens, tokens == self.mask_id, retokenizer=self._retokenizer)
         drawn = samplers.draw_registers(
             conditional,
             self._sampling(conditional, num_steps),
-            known={"remembered": conditional.remember(condition, batch_size=len(tokens))},
+            known={"remembered": conditional.remember(self.condition(tokens), batch_size=len(tokens))},
             streams=streams,
             engine=self.engine,
         )
         return Draw(drawn.registers, drawn.cost + Cost(encoder_calls=1))
+
+    @torch.no_grad()
+    def condition(self, tokens: TokenIds) -> RegisterBank:
+        """What the conditional prior is given of a text: the registers of its unmasked tokens."""
+        encoder = self.encoder if self.condition_encoder is None else self.condition_encoder
+        return encode_tokens(encoder, tokens, tokens == self.mask_id, retokenizer=self._retokenizer)
 
     def _sampling(self, prior: RegisterDenoiser, num_steps: int) -> PriorSampling:
         return PriorSampling(

@@ -1,0 +1,160 @@
+"""`crocodil reproduce`, all tables and figures in one report; `crocodil evaluate`, one setting or any texts."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from crocodil.cli.root import app
+
+if TYPE_CHECKING:
+    from crocodil.corpus.shards import Corpus
+    from crocodil.reproduce.judging import Court
+    from crocodil.reproduce.settings import Setting
+
+Data = Annotated[Path | None, typer.Option(help="The corpus: its held-out programs are what real text is.")]
+JudgeName = Annotated[str, typer.Option(help="A causal language model, for Gen-PPL and MAUVE.")]
+Seed = Annotated[int, typer.Option(help="The same seed gives the same rows.")]
+Device = Annotated[str | None, typer.Option(help="cpu or cuda; the accelerator where there is one.")]
+JUDGE = "smollm2-135m"
+
+
+@app.command()
+def reproduce(
+    experiments: Annotated[list[str], typer.Argument(help="all; some by name; or report, from the files alone.")],
+    preset: Annotated[str, typer.Option(help="full (the paper's protocol), quick or tiny.")] = "full",
+    model: Annotated[list[str] | None, typer.Option(help="A model folder; one for each length.")] = None,
+    data: Data = None,
+    judge: JudgeName = JUDGE,
+    embedder: Annotated[str | None, typer.Option(help="A model of token embeddings, for BERTScore.")] = None,
+    ablation_model: Annotated[
+        list[str] | None, typer.Option(help="NAME=DIR: a model trained otherwise, 'without register noise' say.")
+    ] = None,
+    run: Annotated[list[Path] | None, typer.Option(help="The run of each model: how it was trained.")] = None,
+    base_run: Annotated[list[Path] | None, typer.Option(help="And that of its base, where it is another.")] = None,
+    out: Annotated[Path, typer.Option(help="Rows, figures and the report.")] = Path("results"),
+    seed: Seed = 0,
+    device: Device = None,
+) -> None:
+    """Compute the paper's tables and figures anew, and write one report. Stopped, it goes on where it was."""
+    from crocodil.reproduce.experiments import NAMES, compute_all, read_all
+    from crocodil.reproduce.report import write_report
+
+    if experiments == ["report"]:
+        typer.echo(write_report(read_all(out), out))
+        return
+    from crocodil.corpus.shards import Corpus
+    from crocodil.pipeline import Crocodil
+    from crocodil.reproduce.lab import Lab
+    from crocodil.reproduce.settings import setting as setting_of
+
+    setting = setting_of(preset)
+    if data is None:
+        raise ValueError("--data is needed: the corpus whose held-out programs are what real text is")
+    corpus = Corpus(data)
+    pipes = [Crocodil.from_pretrained(one, device=device) for one in model or ["builtin"]]
+    variants = {name: Crocodil.from_pretrained(path, device=device) for name, path in _named(ablation_model or ())}
+    court = _court(corpus, judge, embedder, setting, device)
+    labs = [
+        Lab.around(
+            pipe,
+            corpus=corpus,
+            court=court,
+            setting=setting,
+            results=out,
+            seed=seed,
+            variants={n: v for n, v in variants.items() if v.settings.length == pipe.settings.length},
+            training=_training(place, len(pipes), run or (), base_run or ()),
+        )
+        for place, pipe in enumerate(pipes)
+    ]
+    results = compute_all(labs, NAMES if experiments == ["all"] else experiments)
+    typer.echo(write_report(results, out))
+
+
+@app.command()
+def evaluate(
+    model: Annotated[str, typer.Option(help="A model folder, or builtin.")] = "builtin",
+    samples: Annotated[Path | None, typer.Option(help="Judge these texts instead: rows with a text.")] = None,
+    method: Annotated[str, typer.Option(help="conwithindisc, conthendisc or base.")] = "conwithindisc",
+    calls: Annotated[
+        int | None, typer.Option(help="Of the demasker; one for every eight tokens by default.")
+    ] = None,
+    temperature: Annotated[float, typer.Option(help="0 takes the most probable tokens.")] = 1.0,
+    rule: Annotated[str, typer.Option(help="most confident, noisy confidence or at random.")] = "most confident",
+    count: Annotated[int, typer.Option(help="How many texts.")] = 256,
+    length: Annotated[int, typer.Option(help="With --samples: of real programs, in tokens.")] = 256,
+    data: Data = None,
+    judge: JudgeName = JUDGE,
+    split: Annotated[str, typer.Option(help="valid to choose by, test to report.")] = "valid",
+    seed: Seed = 0,
+    device: Device = None,
+) -> None:
+    """Judge one setting of a model, or texts from any other model; prints one row of JSON."""
+    import json
+
+    from crocodil.corpus.shards import Corpus
+    from crocodil.reproduce.evaluation import evaluate_model, evaluate_texts, read_texts
+    from crocodil.reproduce.settings import FULL, Candidate
+
+    if data is None:
+        raise ValueError("--data is needed: the corpus whose held-out programs are what real text is")
+    corpus = Corpus(data)
+    if samples is not None:
+        texts = read_texts(samples)
+        court = _court(corpus, judge, None, FULL, device)
+        row = evaluate_texts(texts, corpus, court, length=length, split=split, count=len(texts))
+    else:
+        from crocodil.pipeline import Crocodil, Method
+
+        pipe = Crocodil.from_pretrained(model, device=device)
+        row = evaluate_model(
+            pipe,
+            corpus,
+            _court(corpus, judge, None, FULL, device),
+            method=Method(method),
+            calls=calls or max(1, pipe.settings.length // 8),
+            candidate=Candidate(temperature, rule),
+            count=count,
+            split=split,
+            seed=seed,
+        )
+    typer.echo(json.dumps(row, ensure_ascii=False))
+
+
+def _court(corpus: "Corpus", judge: str, embedder: str | None, setting: "Setting", device: str | None) -> "Court":
+    from crocodil.corpus.shards import TOKENIZER_FILE
+    from crocodil.pipeline.machine import default_device
+    from crocodil.reproduce.judging import Court, load_embedder, load_judge
+    from crocodil.tokenization import Tokenizer
+
+    where = device or default_device()
+    return Court(
+        judge=load_judge(judge, device=where),
+        embedder=None if embedder is None else load_embedder(embedder, device=where),
+        tokenizer=Tokenizer.load(corpus.directory / TOKENIZER_FILE),
+        mauve_seeds=setting.mauve_seeds,
+        mauve_buckets=setting.mauve_buckets,
+    )
+
+
+def _named(options: Sequence[str]) -> list[tuple[str, str]]:
+    """NAME=DIR."""
+    pairs = [option.partition("=") for option in options]
+    for name, equals, path in pairs:
+        if not (name and equals and path):
+            raise ValueError(f"--ablation-model takes NAME=DIR, not {name + equals + path!r}")
+    return [(name, path) for name, _, path in pairs]
+
+
+def _training(place: int, num_models: int, runs: Sequence[Path], base_runs: Sequence[Path]) -> "dict[str, dict]":
+    from crocodil.training.run import read_record
+
+    found = {}
+    for name, paths in (("run", runs), ("base", base_runs)):
+        if paths and len(paths) != num_models:
+            raise ValueError(f"{len(paths)} runs for {num_models} models: name one for each, in their order")
+        if paths:
+            found[name] = read_record(paths[place])
+    return found

@@ -1,0 +1,62 @@
+"""All experiments by name: which rows each computes. `compute_all` is what `crocodil reproduce all` runs."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from crocodil.reproduce import (
+    ablations,
+    autoencoder,
+    demasker,
+    fairness,
+    generation,
+    interpolation,
+    priors,
+    two_sentences,
+)
+from crocodil.reproduce.lab import Lab
+from crocodil.reproduce.rows import Row, Store, read_stores, write_conditions
+
+# In the order of the paper; every name is a file of rows, beside which a sweep may lie.
+EXPERIMENTS: Mapping[str, Callable[[Lab], list[Row]]] = {
+    "model": fairness.compute,
+    "reference": generation.compute_reference,
+    "demasker": demasker.compute_curves,
+    "autoencoder": autoencoder.compute,
+    "generation": generation.compute,
+    "cpu-seconds": generation.compute_seconds,
+    "noise": demasker.compute_noise,
+    "interpolation": interpolation.compute,
+    "psnr": priors.compute_psnr,
+    "prdc": priors.compute_prdc,
+    "register-count": ablations.compute_register_count,
+    "refresh": ablations.compute_refresh,
+    "variants": ablations.compute_variants,
+    "variant-autoencoders": ablations.compute_variant_autoencoders,
+}
+ALWAYS = ("model", "reference")  # without which no other can be shown
+TWO_SENTENCES = "two-sentences"
+NAMES = (*EXPERIMENTS, TWO_SENTENCES)
+
+
+def compute_all(labs: Sequence[Lab], wanted: Sequence[str]) -> dict[str, list[Row]]:
+    """The rows of the wanted experiments, of all models together; what is in the files is not computed again."""
+    if unknown := [name for name in wanted if name not in NAMES]:
+        raise ValueError(f"no experiment {unknown[0]!r}: take all, or some of {', '.join(NAMES)}")
+    if len({lab.length for lab in labs}) < len(labs):
+        raise ValueError("two models of one length: results are told apart by it, take one of them")
+    write_conditions(labs[0].store.directory, [lab.store.conditions for lab in labs])
+    names = [name for name in EXPERIMENTS if name in wanted or name in ALWAYS]
+    found = {name: [row for lab in labs for row in EXPERIMENTS[name](lab)] for name in names}
+    if TWO_SENTENCES in wanted:
+        store = Store(labs[0].store.directory, {})
+        found[TWO_SENTENCES] = two_sentences.compute(store, labs[0].setting.two_sentences_steps)
+    return found
+
+
+def read_all(directory: Path) -> dict[str, list[Row]]:
+    """What the last run left, from the files alone."""
+    stores = read_stores(directory)
+    found = {name: [row for store in stores for row in store.rows(name)] for name in EXPERIMENTS}
+    worlds = Store(directory, {}).rows(TWO_SENTENCES)
+    found[TWO_SENTENCES] = worlds[-1]["samplers"] if worlds else []
+    return {name: rows for name, rows in found.items() if rows}

@@ -1,0 +1,285 @@
+"""Programs from nothing: base, ConThenDisc and ConWithinDisc against their cost (Figs. 6 and 10), and samples."""
+
+import copy
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from crocodil.figures import Curve, Panel
+from crocodil.metrics import Measured, QualityPoint, SpeedUp, speedup_at_matched_quality
+from crocodil.pipeline import Choices, Crocodil, Generation, Method
+from crocodil.pipeline.folder import NETWORKS
+from crocodil.pipeline.machine import num_parameters
+from crocodil.reproduce import published
+from crocodil.reproduce.contests import CRITERION, Contestant, contest, method_of, quietly
+from crocodil.reproduce.document import Block, Listing, Picture, Section, Table, Text, number, spread_around
+from crocodil.reproduce.lab import Lab
+from crocodil.reproduce.rows import Job, Row, distinct, select
+
+NAMES = {Method.BASE: "base", Method.CON_THEN_DISC: "ConThenDisc", Method.CON_WITHIN_DISC: "ConWithinDisc"}
+ENCODED = "encoded registers"  # decoded instead of drawn ones: what a perfect prior would reach
+QUALITATIVE_CALLS = (256, 128, 64, 32)  # App. G
+LARGEST_ON_CPU = 2_000_000_000  # parameters of a demasker that is timed there
+
+
+def compute(lab: Lab) -> list[Row]:
+    contestants = [
+        Contestant({"method": str(method)}, method_of(lab.pipe, method)) for method in methods(lab.pipe)
+    ]
+    if len(contestants) > 1:
+        contestants.append(Contestant({"method": ENCODED}, partial(decode_encoded, lab)))
+    entries = [
+        (contestant, calls)
+        for contestant in contestants
+        for calls in lab.setting.calls(lab.length, guided=contestant.key["method"] != Method.BASE)
+    ]
+    return contest(lab, "generation", entries)
+
+
+def methods(pipe: Crocodil) -> list[Method]:
+    """What a model can do: without a prior, the base alone."""
+    has_prior = pipe.prior is not None or pipe.conditional is not None
+    return [
+        Method.BASE,
+        *([Method.CON_THEN_DISC] if has_prior else []),
+        *([Method.CON_WITHIN_DISC] if pipe.conditional is not None else []),
+    ]
+
+
+def decode_encoded(lab: Lab, count: int, *, calls: int, seed: int, choices: Choices) -> Generation:
+    """As many registers of training programs as the prior draws."""
+    prior = lab.pipe.conditional if lab.pipe.prior is None else lab.pipe.prior
+    assert prior is not None
+    registers = lab.pipe.encode(lab.texts("train", count), cut=True)[:, : prior.config.num_registers]
+    return lab.pipe.decode(registers, calls=calls, seed=seed, choices=choices, on_call=quietly)
+
+
+# ---------------------------------------------------------------- what is normal, and how long it takes
+
+
+def compute_reference(lab: Lab) -> list[Row]:
+    """Real programs, judged as generated ones are: valid against test is as good as MAUVE gets."""
+    return lab.store.compute("reference", [Job({"split": "test"}, partial(_reference_row, lab))])
+
+
+def _reference_row(lab: Lab) -> Row:
+    real = lab.references["test"]
+    likeness = lab.court.mauve(real.features, lab.references["valid"].features)
+    return {
+        "mauve": likeness.mean,
+        "mauve_spread": likeness.spread,
+        **real.fluency,
+        "num_samples": len(real.features),
+    }
+
+
+def compute_seconds(lab: Lab) -> list[Row]:
+    """One program after the other on a CPU in float32, with the default number of calls."""
+    if num_parameters(lab.pipe.demasker) > LARGEST_ON_CPU:
+        return []
+    jobs = [Job({"method": str(method)}, partial(_seconds_row, lab, method)) for method in methods(lab.pipe)]
+    return lab.store.compute("cpu-seconds", jobs)
+
+
+def _seconds_row(lab: Lab, method: Method) -> Row:
+    made = on_cpu(lab.pipe).generate(
+        lab.setting.num_timed, method=method, seed=lab.seed, batch_size=1, on_call=quietly
+    )
+    return {"cpu_seconds": made.seconds / lab.setting.num_timed, "num_samples": lab.setting.num_timed}
+
+
+def on_cpu(pipe: Crocodil) -> Crocodil:
+    if pipe.device.type == "cpu":
+        return pipe
+    copies: dict[str, Any] = {name: copy.deepcopy(getattr(pipe, name)) for name in NETWORKS}
+    networks = {name: network and network.to("cpu").float() for name, network in copies.items()}
+    return replace(pipe, compiled=False, **networks)
+
+
+# ---------------------------------------------------------------- speed-up
+
+
+def speedups(rows: Sequence[Row], *, real_entropy: float, unit: str = "flop_nfe") -> dict[str, SpeedUp | None]:
+    """At the quality of the base with one call a token; the base itself says how much of a factor is its own."""
+    curves = {
+        method: [_point(row, unit) for row in select(rows, method=method)]
+        for method in distinct(rows, "method")
+        if method != ENCODED
+    }
+    return {
+        method: speedup_at_matched_quality(
+            curves[Method.BASE], curve, calls=rows[0]["length"], real_entropy=real_entropy
+        )
+        for method, curve in curves.items()
+    }
+
+
+def _point(row: Row, unit: str) -> QualityPoint:
+    """A Gen-PPL that could not be measured is as bad as can be."""
+    surprise = math.inf if row["gen_ppl"] is None else row["gen_ppl"]
+    return QualityPoint(
+        calls=row["calls"],
+        nfe=row[unit],
+        mauve=Measured(row["mauve"], row["mauve_spread"]),
+        gen_ppl=Measured(surprise, row["gen_ppl_spread"] or 0.0),
+        entropy=row["entropy"],
+    )
+
+
+# ---------------------------------------------------------------- ink
+
+
+def show(rows: Sequence[Row], references: Sequence[Row]) -> Section:
+    blocks: list[Block] = [
+        Text(
+            f"""Programs are written from nothing. The **base** reveals masked tokens without guidance;
+            **ConThenDisc** first draws registers from a prior and lets them guide; **ConWithinDisc** draws them
+            once more half way, given the text so far. **{ENCODED}** are those of training programs: what a
+            perfect prior would reach."""
+        ),
+        Text(
+            """**Better:** higher MAUVE (do the samples as a whole resemble real programs?), lower Gen-PPL (is each
+            text fluent?), entropy and share of Python close to those of real programs, lower cost. A collapsed
+            sampler that repeats itself has a splendid Gen-PPL: never read it without the entropy beside it."""
+        ),
+        Text(
+            f"""**Fairness.** Every method is swept over the same temperatures and reveal rules on the validation
+            split, at every number of calls. Chosen is {CRITERION}. That alone runs on the test split, once,
+            with other seeds. Costs include prior and encoder: NFE is the paper's unit (demasker calls, others
+            by their share of parameters), NFE by FLOPs also counts positions, and seconds are of this machine.
+            **Speed-up** means NFE by FLOPs unless it says otherwise."""
+        ),
+        Text(
+            """A **speed-up** is granted where a method, at its cheapest, has a MAUVE and a Gen-PPL no worse
+            than the base with one call a token, within the base's own spread, and an entropy no further from
+            that of real programs. The base has a line of its own, which says what it gains by stopping early:
+            only what goes beyond it is due to registers."""
+        ),
+    ]
+    for length in distinct(rows, "length"):
+        own, (real,) = select(rows, length=length), select(references, length=length)
+        blocks += _show_length(own, real)
+    others = [str(length) for length in published.LENGTHS if length not in distinct(rows, "length")]
+    if others:
+        blocks.append(Text(f"Left out: lengths {', '.join(others)}; no model trained at them was given."))
+    return Section("Generation (Figs. 6 and 10)", blocks)
+
+
+def _show_length(rows: Sequence[Row], real: Row) -> list[Block]:
+    length = real["length"]
+    notes = [note for note in distinct(rows, "note") if note]
+    return [
+        Picture(f"generation-{length}", panels(rows, real, along="flop_nfe", label="NFE by FLOPs")),
+        Table(QUALITY_HEADS, [*quality_lines(rows, "method", length), _real_line(real)], f"Length {length}"),
+        _speedup_table(rows, real),
+        *(Text(f"**Beware:** {note}.") for note in notes),
+    ]
+
+
+def panels(rows: Sequence[Row], real: Row, *, along: str, label: str, by: str = "method") -> list[Panel]:
+    """MAUVE and Gen-PPL against cost."""
+    return [
+        Panel(
+            title=f"length {real['length']}", x_label=label, y_label=title, log_x=True, log_y=measure == "gen_ppl",
+            level=("real programs", real[measure]),
+            curves=[
+                Curve(
+                    named(kind), *([row[name] for row in select(rows, **{by: kind})]
+                    for name in (along, measure, f"{measure}_spread"))
+                )
+                for kind in distinct(rows, by)
+            ],
+        )
+        for measure, title in (("mauve", "MAUVE"), ("gen_ppl", "Gen-PPL"))
+    ]  # fmt: skip
+
+
+QUALITY_HEADS = (
+    "", "calls", "MAUVE", "MAUVE, published", "Gen-PPL", "Gen-PPL, published", "entropy", "distinct-2",
+    "is Python", "NFE", "NFE, published", "NFE by FLOPs", "seconds", "temperature", "rule", "samples",
+)  # fmt: skip
+
+
+def named(kind: object) -> str:
+    return next((name for method, name in NAMES.items() if method == kind), str(kind))
+
+
+def quality_lines(rows: Sequence[Row], by: str, length: int) -> list[list[str]]:
+    return [_quality_line(row, named(row[by]), length) for row in rows]
+
+
+def _quality_line(row: Row, name: str, length: int) -> list[str]:
+    theirs = published.GENERATION.get((length, row.get("method", ""), row["calls"]))
+    mauve, gen_ppl, nfe = (None,) * 3 if theirs is None else (theirs.mauve, theirs.gen_ppl, theirs.nfe)
+    return [
+        name, str(row["calls"]), spread_around(row["mauve"], row["mauve_spread"]), _as_printed(mauve),
+        spread_around(row["gen_ppl"], row["gen_ppl_spread"]), _as_printed(gen_ppl), number(row["entropy"]),
+        number(row["distinct_2"]), f"{row['parse_share']:.0%}", number(row["nfe"]), _as_printed(nfe),
+        number(row["flop_nfe"]), number(row["seconds"]), f"{row['temperature']}", row["rule"],
+        str(row["num_samples"]),
+    ]  # fmt: skip
+
+
+def _real_line(real: Row) -> list[str]:
+    known = {
+        "": "real programs",
+        "MAUVE": spread_around(real["mauve"], real["mauve_spread"]),
+        "Gen-PPL": spread_around(real["gen_ppl"], real["gen_ppl_spread"]),
+        "entropy": number(real["entropy"]),
+        "distinct-2": number(real["distinct_2"]),
+        "is Python": f"{real['parse_share']:.0%}",
+        "samples": str(real["num_samples"]),
+    }
+    return [known.get(head, number(None)) for head in QUALITY_HEADS]
+
+
+def _speedup_table(rows: Sequence[Row], real: Row) -> Table:
+    length = real["length"]
+    by_flops = speedups(rows, real_entropy=real["entropy"])
+    by_parameters = speedups(rows, real_entropy=real["entropy"], unit="nfe")
+    body = []
+    for method, found in by_flops.items():
+        papers = published.SPEEDUP.get(length) if method == Method.CON_WITHIN_DISC else None
+        matched = "no match" if found is None else f"{found.method.calls} calls"
+        other = by_parameters[method]
+        body.append(
+            [
+                named(method),
+                _times(None if found is None else found.factor),
+                matched,
+                _times(None if other is None else other.factor),
+                _times(papers),
+            ]
+        )
+    heads = ["", "speed-up", "reached at", "in the paper's NFE", "in the paper's NFE, published"]
+    return Table(heads, body, f"Speed-up at the quality of the base with {length} calls")
+
+
+def _as_printed(value: float | None) -> str:
+    return number(None) if value is None else str(value)
+
+
+def _times(factor: float | None) -> str:
+    return number(None) if factor is None else f"{number(factor)} x"
+
+
+def show_samples(rows: Sequence[Row]) -> Section:
+    """App. G: two samples of ConThenDisc for each number of calls; where there are none, what there is."""
+    drawn = select(rows, method=str(Method.CON_THEN_DISC)) or list(rows)
+    chosen = [row for row in drawn if row["calls"] in QUALITATIVE_CALLS] or drawn
+    blocks: list[Block] = [
+        Text(
+            """Programs as they were generated, the first two of each setting, none picked. Read them for what
+            numbers do not say: do names agree, do brackets close, does a function do what it is called?"""
+        )
+    ]
+    for row in sorted(chosen, key=lambda row: (row["length"], -row["calls"])):
+        for place, text in enumerate(row["texts"], start=1):
+            blocks.append(
+                Listing(
+                    f"Length {row['length']}, {named(row['method'])}, {row['calls']} calls, sample {place}", text
+                )
+            )
+    return Section("Samples (App. G)", blocks)

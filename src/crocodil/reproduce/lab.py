@@ -1,0 +1,164 @@
+"""What every experiment is given: a model, held-out programs, a judge, and how much to do."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from hashlib import blake2b
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from crocodil.corpus.order import Order
+from crocodil.corpus.shards import Corpus
+from crocodil.cost import Cost
+from crocodil.pipeline import Crocodil
+from crocodil.pipeline.folder import NETWORKS
+from crocodil.processes.masking import mask_tokens
+from crocodil.reproduce.judging import Court, Reference
+from crocodil.reproduce.rows import Row, Store
+from crocodil.reproduce.settings import Setting
+from crocodil.seeding import Streams
+from crocodil.shapes import RegisterBank, TokenIds
+from crocodil.tokenization import Tokenizer
+
+WEIGHTS_LOOKED_AT = 64  # of each parameter, to tell models apart
+HALF = 0.5  # App. E: how much of a text is hidden where the conditional prior is measured
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lab:
+    pipe: Crocodil
+    corpus: Corpus
+    court: Court
+    setting: Setting
+    store: Store
+    seed: int = 0
+    variants: Mapping[str, Crocodil] = field(default_factory=dict)  # models of ablations, by name
+    training: Mapping[str, Row] = field(default_factory=dict)  # records of runs, where they are known
+
+    @classmethod
+    def around(
+        cls,
+        pipe: Crocodil,
+        *,
+        corpus: Corpus,
+        court: Court,
+        setting: Setting,
+        results: Path,
+        seed: int = 0,
+        variants: Mapping[str, Crocodil] | None = None,
+        training: Mapping[str, Row] | None = None,
+    ) -> "Lab":
+        """Priors take the setting's steps; rows say under which conditions they came about."""
+        named = {name: with_steps(variant, setting) for name, variant in (variants or {}).items()}
+        for name, variant in named.items():
+            if variant.settings.length != pipe.settings.length:
+                raise ValueError(f"{name} has length {variant.settings.length}, the model {pipe.settings.length}")
+        conditions = {
+            "model": fingerprint(pipe),
+            "length": pipe.settings.length,
+            "setting": setting.name,
+            "seed": seed,
+            "judge": court.judge.name,
+            "embedder": None if court.embedder is None else court.embedder.name,
+            "corpus": corpus_fingerprint(corpus),
+            "device": pipe.device.type,
+            "dtype": str(next(pipe.demasker.parameters()).dtype).removeprefix("torch."),
+            "ends": "cut at the first; they wait for what stands before them",  # decision D12
+        }
+        return cls(
+            pipe=with_steps(pipe, setting),
+            corpus=corpus,
+            court=court,
+            setting=setting,
+            store=Store(results, conditions),
+            seed=seed,
+            variants=named,
+            training=training or {},
+        )
+
+    @property
+    def length(self) -> int:
+        return self.pipe.settings.length
+
+    # ------------------------------------------------------------ held-out programs
+
+    def texts(self, split: str, count: int) -> list[str]:
+        """Programs of a split, always the same ones, as many as there are at most."""
+        return held_out(self.corpus, self.pipe.tokenizer, split, length=self.length, count=count)
+
+    @cached_property
+    def references(self) -> dict[str, Reference]:
+        """Real programs: of valid, where methods are chosen, and of test, where they are measured."""
+        return {split: self.court.reference(self.texts(split, self.setting.num_samples)) for split in SPLITS}
+
+    def streams(self, name: str, count: int, *, start: int = 0) -> Streams:
+        return Streams.of(name, self.seed, samples=range(start, start + count), device=self.pipe.device)
+
+
+SPLITS = ("valid", "test")
+
+
+def held_out(corpus: Corpus, tokenizer: Tokenizer, split: str, *, length: int, count: int) -> list[str]:
+    """The programs of a split in an order of their own, as text."""
+    programs = corpus.programs(split, length=length)
+    numbers = Order(len(programs), "reproduce").at(np.arange(min(count, len(programs))))
+    return [tokenizer.decode(programs[int(number)].tolist()) for number in numbers]
+
+
+# ---------------------------------------------------------------- registers
+
+
+def drawn(pipe: Crocodil, count: int, *, seed: int) -> RegisterBank:
+    """From the prior, in batches."""
+    streams = Streams.of("registers", seed, samples=range(count), device=pipe.device)
+    return torch.cat([pipe.draw(some).registers for some in _split(streams, pipe)])
+
+
+def drawn_given(pipe: Crocodil, tokens: TokenIds, *, seed: int, num_steps: int) -> RegisterBank:
+    """From the conditional prior, given what is not masked of each program."""
+    streams = Streams.of("registers", seed, samples=range(len(tokens)), device=pipe.device)
+    batches = zip(tokens.split(batch_size(pipe)), _split(streams, pipe), strict=True)
+    return torch.cat([pipe.draw_given(some, own, num_steps=num_steps).registers for some, own in batches])
+
+
+def half_hidden(pipe: Crocodil, texts: Sequence[str], streams: Streams) -> TokenIds:
+    tokens = pipe.tokens_of(texts, cut=True)
+    mask_prob = torch.full((len(tokens),), HALF, device=tokens.device)
+    return mask_tokens(tokens, mask_prob, mask_id=pipe.mask_id, streams=streams).noisy_tokens
+
+
+def batch_size(pipe: Crocodil) -> int:
+    return pipe.affordable_batch(pipe.settings.length)
+
+
+def _split(streams: Streams, pipe: Crocodil) -> list[Streams]:
+    return [Streams(keys) for keys in streams.keys.split(batch_size(pipe))]
+
+
+# ---------------------------------------------------------------- models
+
+
+def with_steps(pipe: Crocodil, setting: Setting) -> Crocodil:
+    steps = {"prior_steps": setting.prior_steps, "refresh_steps": setting.refresh_steps}
+    return replace(pipe, settings=replace(pipe.settings, **steps))
+
+
+def fingerprint(pipe: Crocodil) -> str:
+    """Tells models apart by a few of all their weights: rows of another model answer no question."""
+    digest = blake2b(digest_size=6)
+    for name in NETWORKS:
+        network = getattr(pipe, name)
+        for parameter in () if network is None else network.parameters():
+            digest.update(parameter.detach().flatten()[:WEIGHTS_LOOKED_AT].float().cpu().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def corpus_fingerprint(corpus: Corpus) -> str:
+    return blake2b(repr(sorted(corpus.description["sha256"].items())).encode(), digest_size=6).hexdigest()
+
+
+def price(pipe: Crocodil, cost: Cost, *, num_registers: int) -> tuple[float, float]:
+    """The paper's NFE and the FLOP-weighted one, of calls that no generation counts."""
+    return pipe.nfe(cost), pipe.flop_nfe(cost, length=pipe.settings.length, num_registers=num_registers)

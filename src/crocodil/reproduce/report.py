@@ -1,0 +1,259 @@
+"""One report of all results, readable without the paper: Markdown, HTML, and a summary for machines.
+
+From rows alone: neither model nor judge is needed.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from crocodil.atomic import whole_file
+from crocodil.figures import can_draw, draw
+from crocodil.metrics import SpeedUp
+from crocodil.pipeline import Method
+from crocodil.reproduce import ablations, autoencoder, demasker, generation, interpolation, priors, two_sentences
+from crocodil.reproduce.document import Block, Picture, Section, Table, Text, as_html, as_markdown, number
+from crocodil.reproduce.rows import Row, distinct, select
+
+Results: TypeAlias = Mapping[str, Sequence[Row]]
+
+TITLE = "CRoCoDiL, reproduced"
+REPORT, SUMMARY, FIGURES = "report", "summary.json", "figures"
+
+
+def write_report(results: Results, directory: Path) -> Path:
+    """report.md with its figures, report.html with everything inside, summary.json; the page's path."""
+    sections = report(results)
+    pictures = [block for section in sections for block in section.blocks if isinstance(block, Picture)]
+    drawings = {one.name: draw(one.name, one.panels) for one in pictures} if can_draw() else {}
+    (directory / FIGURES).mkdir(parents=True, exist_ok=True)
+    files = {}
+    for name, svg in drawings.items():
+        files[name] = f"{FIGURES}/{name}.svg"
+        _write(directory / files[name], svg)
+    _write(directory / f"{REPORT}.md", as_markdown(TITLE, sections, files))
+    _write(directory / f"{REPORT}.html", as_html(TITLE, sections, drawings))
+    _write(directory / SUMMARY, json.dumps(summary(results), indent=2) + "\n")
+    return directory / f"{REPORT}.html"
+
+
+def _write(file: Path, text: str) -> None:
+    with whole_file(file) as unfinished:
+        unfinished.write_text(text, encoding="utf-8")
+
+
+# ---------------------------------------------------------------- the report
+
+
+def report(results: Results) -> list[Section]:
+    """What was measured, in the order of the paper."""
+    real = results["reference"]
+    shown = {
+        "two-sentences": lambda: two_sentences.show(results["two-sentences"]),
+        "demasker": lambda: demasker.show_curves(results["demasker"]),
+        "autoencoder": lambda: autoencoder.show(results["autoencoder"]),
+        "generation": lambda: generation.show(results["generation"], real),
+        "noise": lambda: demasker.show_noise(results["noise"]),
+        "interpolation": lambda: interpolation.show(results["interpolation"]),
+        "prdc": lambda: priors.show(results.get("psnr", ()), results["prdc"]),
+        "register-count": lambda: ablations.show_register_count(results["register-count"], real),
+        "refresh": lambda: ablations.show_refresh(results["refresh"], real),
+        "variants": lambda: ablations.show_variants(
+            results["variants"], results.get("variant-autoencoders", ()), real
+        ),
+    }
+    sections = [show() for name, show in shown.items() if name in results]
+    if results.get("generation"):
+        sections.append(generation.show_samples(results["generation"]))
+    return [_at_a_glance(results), _words(), *sections, _how(results)]
+
+
+def _at_a_glance(results: Results) -> Section:
+    """What the model is, and the headline numbers."""
+    models = results["model"]
+    settings = distinct(models, "setting")
+    blocks: list[Block] = [
+        Text(
+            """CRoCoDiL guides a masked diffusion model (which writes a text by revealing hidden tokens, several at
+            a time) by **registers**: a few vectors that say what the whole text is about. An encoder finds the
+            registers of a text, a demasker writes a text from registers, and a small continuous diffusion, the
+            prior, invents new registers. This report measures each part, and asks whether guidance makes
+            generation cheaper."""
+        ),
+        Text(
+            """**Columns marked published are of LLaDA-8B on StarCoder's Python, other data and other judges.
+            Absolute values do not compare with ours; shapes of curves and ratios do.**"""
+        ),
+    ]
+    if "tiny" in settings:
+        blocks.append(
+            Text(
+                """**Setting tiny: a handful of samples. This checks that everything runs; the numbers mean
+                nothing.**"""
+            )
+        )
+    elif "full" not in settings:
+        blocks.append(Text("**Setting quick: fewer samples than the paper's protocol.**"))
+    blocks.append(_model_table(models))
+    blocks += [_base_line(row) for row in models]
+    if results.get("generation"):
+        blocks.append(_headline(results))
+    if not can_draw():
+        blocks.append(
+            Text("No figures: `pip install 'crocodil[figures]'` and `crocodil reproduce report` draw them.")
+        )
+    return Section("At a glance", blocks)
+
+
+def _model_table(models: Sequence[Row]) -> Table:
+    heads = ["", *(f"length {row['length']}" for row in models)]
+    lines = {
+        "demasker, parameters": "demasker_parameters",
+        "encoder, parameters": "encoder_parameters",
+        "prior, parameters": "prior_parameters",
+        "conditional prior, parameters": "conditional_parameters",
+        "registers": "registers",
+        "width of a register": "register_width",
+        "registers that the prior draws": "prior_registers",
+        "steps of the prior": "prior_steps",
+        "steps of a refresh": "refresh_steps",
+    }
+    body = [[name, *(f"{row[key]:,}" for row in models)] for name, key in lines.items()]
+    return Table(heads, body, "The model")
+
+
+def _base_line(row: Row) -> Text:
+    """Whether the comparison with the base is fair."""
+    where = f"Length {row['length']}"
+    if not row["base_is_its_own"]:
+        return Text(
+            f"""**Beware, {where.lower()}:** the model has no base trained by itself; the demasker with an empty
+            prefix stands in. Speed-ups against it prove little."""
+        )
+    share = row["base_compute_share"]
+    if share is None:
+        return Text(f"{where}: how long the base was trained is not known (`--run`, `--base-run` would tell).")
+    fair = "at least the compute" if share >= 1 else "**less compute, which flatters the speed-ups**"
+    return Text(
+        f"{where}: the base was trained with {number(share)} times the compute of the guided model: {fair}."
+    )
+
+
+def _headline(results: Results) -> Table:
+    body = []
+    for length, methods in summary(results)["speedup"].items():
+        for method, found in methods.items():
+            if method != Method.BASE:
+                body.append(
+                    [
+                        f"{generation.named(method)}, length {length}",
+                        *(_factor(found[unit]) for unit in ("flop_nfe", "nfe")),
+                    ]
+                )
+    return Table(["speed-up at the base's quality", "NFE by FLOPs", "the paper's NFE"], body)
+
+
+def _factor(value: float | None) -> str:
+    return "no match" if value is None else f"{number(value)} x"
+
+
+def _words() -> Section:
+    """What the measures mean."""
+    body = [
+        [
+            "MAUVE",
+            "do samples as a whole resemble real programs? clusters of a judge's features",
+            "higher, up to 1",
+        ],
+        ["Gen-PPL", "how surprised a judge (a causal language model) is by each next token", "lower, if diverse"],
+        ["bits per byte", "the same surprise for each byte: in the rows, and independent of tokens", "lower"],
+        [
+            "entropy",
+            "variety of the tokens within a text, in nats; low where a text repeats itself",
+            "as real text",
+        ],
+        ["distinct-2", "different pairs of tokens among all pairs of all samples", "as real text"],
+        ["is Python", "share of texts that parse and hold a statement", "as real text"],
+        ["CER", "character edits from copy to source, per character of the source", "lower"],
+        ["BERTScore", "similarity of token embeddings of copy and source (F1)", "higher, up to 1"],
+        ["calls", "of the demasker, for one text", "lower"],
+        ["NFE", "the paper's cost: demasker calls, those of priors by their share of parameters", "lower"],
+        ["NFE by FLOPs", "parameters x positions of all networks, in calls of the base", "lower"],
+        ["seconds", "for a text in a batch, on the machine that computed the row", "lower"],
+    ]
+    return Section("Words", [Table(["measure", "meaning", "better"], body)])
+
+
+def _how(results: Results) -> Section:
+    """Under which conditions all this was measured."""
+    conditions = ("length", "model", "setting", "seed", "judge", "embedder", "corpus", "device", "dtype", "ends")
+    heads = [*conditions, "commit"]
+    body = [[str(row[name]) for name in heads] for row in results["model"]]
+    return Section(
+        "How it was measured",
+        [
+            Text(
+                """Spreads (±): of MAUVE, the standard deviation over clusterings; of Gen-PPL, the standard error
+                from quarters of the samples; of PRDC, from register to register. MAUVE depends on the number of
+                samples: compare at equal numbers only, and with the line of real programs."""
+            ),
+            Text(
+                """Every row of every table, with its judge, seed, number of samples, temperature and commit, lies
+                in a `.jsonl` beside this report; `-sweep` files hold what the choices were made from."""
+            ),
+            Table(heads, body),
+        ],
+    )
+
+
+# ---------------------------------------------------------------- the summary
+
+
+def summary(results: Results) -> dict[str, Any]:
+    """The headline numbers for machines, by length."""
+    generated, real = results.get("generation", ()), results["reference"]
+    copied, timed = results.get("autoencoder", ()), results.get("cpu-seconds", ())
+    by_method = {
+        name: {
+            str(length): {
+                **{
+                    method: {
+                        str(row["calls"]): row[name] for row in select(generated, length=length, method=method)
+                    }
+                    for method in distinct(select(generated, length=length), "method")
+                },
+                "real": select(real, length=length)[0][name],
+            }
+            for length in distinct(real, "length")
+        }
+        for name in ("parse_share", "entropy")
+    }
+    return {
+        "setting": distinct(results["model"], "setting"),
+        "speedup": {
+            str(length): _speedups(select(generated, length=length), select(real, length=length)[0])
+            for length in distinct(generated, "length")
+        },
+        "autoencoder_cer": {
+            str(length): {str(row["calls"]): row["cer"] for row in select(copied, length=length, block=length)}
+            for length in distinct(copied, "length")
+        },
+        **by_method,
+        "cpu_seconds_per_program": {
+            str(length): {row["method"]: row["cpu_seconds"] for row in select(timed, length=length)}
+            for length in distinct(timed, "length")
+        },
+    }
+
+
+def _factor_of(found: SpeedUp | None) -> float | None:
+    return None if found is None else found.factor
+
+
+def _speedups(rows: Sequence[Row], real: Row) -> dict[str, dict[str, float | None]]:
+    """At matched quality, by method: the factor in both units; null where no point matches."""
+    units = {
+        unit: generation.speedups(rows, real_entropy=real["entropy"], unit=unit) for unit in ("flop_nfe", "nfe")
+    }
+    return {method: {unit: _factor_of(found[method]) for unit, found in units.items()} for method in units["nfe"]}

@@ -1,0 +1,133 @@
+"""Results as rows of JSON, a file an experiment: each row is computed once, whatever stops the process."""
+
+import json
+import math
+import subprocess
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+from crocodil import __version__
+from crocodil.atomic import whole_file
+from crocodil.progress import progress
+
+Row: TypeAlias = dict[str, Any]
+CONDITIONS_FILE = "conditions.json"
+
+
+class Job(NamedTuple):
+    """A row that is wanted: what it is about, how it is found, and how long that takes beside others."""
+
+    key: Row
+    compute: Callable[[], Row]
+    work: int = 1
+
+
+@dataclass(frozen=True)
+class Store:
+    """DIRECTORY/NAME.jsonl. `conditions` (model, setting, seed, judge ...) stand in every row.
+
+    A row that was computed under other conditions stays in its file, and answers no question.
+    """
+
+    directory: Path
+    conditions: Row
+
+    def rows(self, name: str) -> list[Row]:
+        wanted = _plain(self.conditions)
+        return [row for row in read_rows(self.directory / f"{name}.jsonl") if _holds(row, wanted)]
+
+    def compute(self, name: str, jobs: Sequence[Job]) -> list[Row]:
+        """The rows of all jobs, in their order; those that are in the file already are not computed again."""
+        known, found = self.rows(name), []
+        with progress(name, sum(job.work for job in jobs), unit="steps", shown=bool(jobs)) as advance:
+            for job in jobs:
+                key = _plain(job.key)
+                row = next((row for row in known if _holds(row, key)), None)
+                if row is None:
+                    measured = {**job.key, **job.compute()}
+                    assert not set(measured) & set(self.conditions), "a measure has the name of a condition"
+                    row = _plain({**measured, **self.conditions, "commit": commit()})
+                    self._append(name, row)
+                found.append(row)
+                advance(job.work, note=", ".join(map(str, job.key.values())))
+        return found
+
+    def _append(self, name: str, row: Row) -> None:
+        self.directory.mkdir(parents=True, exist_ok=True)
+        file = self.directory / f"{name}.jsonl"
+        if file.exists() and not file.read_bytes().endswith(b"\n"):  # a process was killed while it wrote
+            write_rows(file, read_rows(file))
+        with file.open("a", encoding="utf-8") as lines:
+            lines.write(_line(row))
+
+
+def write_conditions(directory: Path, conditions: Sequence[Row]) -> None:
+    """Of every model of a run, so that its report can be drawn again from the files alone."""
+    directory.mkdir(parents=True, exist_ok=True)
+    with whole_file(directory / CONDITIONS_FILE) as unfinished:
+        unfinished.write_text(json.dumps(_plain(list(conditions)), indent=2) + "\n")
+
+
+def read_stores(directory: Path) -> list[Store]:
+    file = directory / CONDITIONS_FILE
+    if not file.is_file():
+        raise ValueError(f"{directory} holds no results: {CONDITIONS_FILE} is missing")
+    return [Store(directory, conditions) for conditions in json.loads(file.read_text())]
+
+
+def read_rows(file: Path) -> list[Row]:
+    """Whole rows; what a killed process left of one is passed over."""
+    return list(_parsed(file.read_text(encoding="utf-8").splitlines())) if file.exists() else []
+
+
+def _parsed(lines: Sequence[str]) -> Iterator[Row]:
+    for number, line in enumerate(lines):
+        try:
+            yield json.loads(line)
+        except json.JSONDecodeError as error:
+            if number + 1 < len(lines):
+                raise ValueError(f"line {number + 1} of the results is damaged: {line[:60]!r}") from error
+
+
+def write_rows(file: Path, rows: Sequence[Row]) -> None:
+    with whole_file(file) as unfinished:
+        unfinished.write_text("".join(map(_line, rows)), encoding="utf-8")
+
+
+def select(rows: Sequence[Row], **key: Any) -> list[Row]:
+    """The rows that say this."""
+    return [row for row in rows if _holds(row, _plain(key))]
+
+
+def distinct(rows: Sequence[Row], name: str) -> list[Any]:
+    """The different values of a column, in their order."""
+    return list(dict.fromkeys(row[name] for row in rows))
+
+
+def _holds(row: Row, key: Mapping[str, Any]) -> bool:
+    return all(name in row and row[name] == value for name, value in key.items())
+
+
+def _line(row: Row) -> str:
+    return json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _plain(value: Any) -> Any:
+    """As JSON gives it back; what is not a number is null."""
+    if isinstance(value, dict):
+        return {str(name): _plain(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def commit() -> str:
+    """Of the code that computed a row; the version where it was installed without its history."""
+    asked = subprocess.run(
+        ["git", "describe", "--always", "--dirty"], cwd=Path(__file__).parent, capture_output=True, text=True
+    )
+    return asked.stdout.strip() or __version__

@@ -1,0 +1,419 @@
+"""The paper's tables and figures: rows that are computed once, fair contests, and one report of everything."""
+
+import json
+import math
+import sys
+from collections import Counter
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from crocodil import cli, figures
+from crocodil.figures import Curve, Panel
+from crocodil.pipeline import Crocodil, Settings
+from crocodil.processes.masking import DecodePlan
+from crocodil.reproduce import autoencoder, published, two_sentences
+from crocodil.reproduce.contests import best
+from crocodil.reproduce.demasker import register_counts
+from crocodil.reproduce.document import Listing, Section, Table, Text, as_html, as_markdown, number, spread_around
+from crocodil.reproduce.experiments import compute_all, read_all
+from crocodil.reproduce.fairness import base_compute_share
+from crocodil.reproduce.generation import speedups
+from crocodil.reproduce.judging import Court, Judge
+from crocodil.reproduce.lab import Lab
+from crocodil.reproduce.report import summary, write_report
+from crocodil.reproduce.rows import Job, Store, read_rows, select
+from crocodil.reproduce.settings import EXAMPLE_CALLS, FULL, QUICK, TINY, blocks_and_calls, setting
+
+NETWORKS = {
+    "demasker": "guided/model/demasker",
+    "encoder": "guided/model/encoder",
+    "prior": "prior/model/denoiser",
+    "conditional": "conditional/model/denoiser",
+    "base": "base/model/demasker",
+}
+
+
+@dataclass(frozen=True)
+class Score:
+    nats: float
+    num_tokens: int
+    num_bytes: int
+
+
+class ByteChain:
+    """A small causal language model: each byte depends on the one before, as in the texts it was made from."""
+
+    name = "byte chain"
+
+    def __init__(self, texts):
+        self.counts = torch.ones(256, 256)
+        for text in texts:
+            ids = torch.tensor(list(text.encode()))
+            self.counts.index_put_((ids[:-1], ids[1:]), torch.tensor(1.0), accumulate=True)
+
+    def scores(self, texts, *, batch_size=8):
+        log_probs = self.counts.log() - self.counts.sum(dim=1, keepdim=True).log()
+        found = []
+        for text in texts:
+            ids = torch.tensor(list(text.encode()), dtype=torch.int64)
+            nats = -log_probs[ids[:-1], ids[1:]].sum().item()
+            found.append(Score(nats, max(len(ids) - 1, 0), len(ids)))
+        return found
+
+    def features(self, texts, *, batch_size=8):
+        shares = torch.zeros(len(texts), 256)
+        for row, text in zip(shares, texts, strict=True):
+            for byte, count in Counter(text.encode()).items():
+                row[byte] = count
+        return shares + 1e-3
+
+
+@pytest.fixture(scope="module")
+def judge():
+    return ByteChain(["def f(x):\n    return x\n", "for step in range(4):\n    total += step\n"])
+
+
+@pytest.fixture(scope="module")
+def pipe(trained, corpus):
+    networks = {name: trained / path for name, path in NETWORKS.items()}
+    tokenizer = corpus.directory / "tokenizer.json"
+    return Crocodil.assemble(networks, tokenizer=tokenizer, settings=Settings(length=64), device="cpu")
+
+
+@pytest.fixture(scope="module")
+def court(judge, pipe):
+    return Court(judge=judge, tokenizer=pipe.tokenizer, mauve_seeds=(0, 1), mauve_buckets=2)
+
+
+@pytest.fixture(scope="module")
+def folder(pipe, tmp_path_factory):
+    out = tmp_path_factory.mktemp("model") / "model"
+    pipe.save_pretrained(out)
+    return out
+
+
+@pytest.fixture(scope="module")
+def run(judge):
+    """The command line, with this test's judge where `crocodil.judges` stands."""
+    loaders = SimpleNamespace(LanguageModel=SimpleNamespace(load=lambda name, *, device: judge))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "crocodil.judges", loaders)
+        yield lambda *arguments: CliRunner().invoke(cli.app, [str(argument) for argument in arguments])
+
+
+@pytest.fixture(scope="module")
+def out(run, folder, corpus, trained, tmp_path_factory):
+    """What `crocodil reproduce all --preset tiny` leaves."""
+    results = tmp_path_factory.mktemp("results")
+    made = run(
+        "reproduce", "all", "--preset", "tiny", "--model", folder, "--data", corpus.directory, "--judge", "any",
+        "--ablation-model", f"without register noise={folder}", "--ablation-model", f"registers 8={folder}",
+        "--run", trained, "--out", results,
+    )  # fmt: skip
+    assert made.exit_code == 0, made.output
+    assert made.stdout.strip() == str(results / "report.html")
+    return results
+
+
+@pytest.fixture(scope="module")
+def results(out):
+    return read_all(out)
+
+
+# ---------------------------------------------------------------- the paper's own
+
+
+def test_the_tables_of_the_autoencoder_are_the_papers_and_every_row_is_a_plan():
+    assert [len(table) for table in published.AUTOENCODER.values()] == [19, 25]
+    for length, table in published.AUTOENCODER.items():
+        examples = {(length, calls) for calls in EXAMPLE_CALLS}
+        assert set(blocks_and_calls(length)) == set(table) | examples
+    for length in (64, 128, 256, 512, 1024):
+        for block, calls in blocks_and_calls(length):
+            DecodePlan(length=length, block_size=block, num_calls=calls)
+
+
+def test_odd_numbers_are_marked_and_only_those():
+    odd = {
+        (length, *place)
+        for length, table in published.AUTOENCODER.items()
+        for place, row in table.items()
+        if row.is_odd
+    }
+    assert len(odd) == 9
+    assert {length for length, _, _ in odd} == {512}
+
+
+def test_published_speedups_are_ratios_of_published_costs():
+    assert round(512 / published.GENERATION[512, "conwithindisc", 32].nfe) == published.SPEEDUP[512]
+    assert round(1024 / published.GENERATION[1024, "conwithindisc", 64].nfe) == published.SPEEDUP[1024]
+
+
+def test_the_full_setting_is_the_papers_protocol():
+    assert (FULL.num_programs, FULL.num_pairs, FULL.num_drawn) == (1000, 1000, 5000)
+    assert (FULL.prior_steps, FULL.refresh_steps, FULL.noise_mask_prob) == (128, 32, 0.9)
+    assert FULL.calls(512, guided=True) == [8, 16, 32, 64, 128, 256, 512]
+    assert QUICK.num_samples == 256
+    assert register_counts(128) == [8, 64, 128]
+    with pytest.raises(ValueError, match="no setting 'huge': take one of full, quick, tiny"):
+        setting("huge")
+
+
+# ---------------------------------------------------------------- rows
+
+
+def test_a_row_is_computed_once_whatever_stops_the_process(tmp_path):
+    computed = []
+
+    def job(place, *, fails=False):
+        def compute():
+            if fails:
+                raise KeyboardInterrupt
+            computed.append(place)
+            return {"value": place / 2, "unknown": math.nan}
+
+        return Job({"place": place}, compute)
+
+    store = Store(tmp_path, {"seed": 0})
+    with pytest.raises(KeyboardInterrupt):
+        store.compute("rows", [job(0), job(1), job(2, fails=True)])
+    with (tmp_path / "rows.jsonl").open("a") as file:
+        file.write('{"place": 2, "val')  # killed while it wrote
+    found = store.compute("rows", [job(0), job(1), job(2)])
+    assert computed == [0, 1, 2]
+    assert [row["value"] for row in found] == [0.0, 0.5, 1.0]
+    assert found[0]["unknown"] is None
+    assert found == read_rows(tmp_path / "rows.jsonl")
+    assert all(row["seed"] == 0 and row["commit"] for row in found)
+    Store(tmp_path, {"seed": 1}).compute("rows", [job(1)])  # other conditions
+    assert computed == [0, 1, 2, 1]
+
+
+def test_a_damaged_file_is_not_taken_for_results(tmp_path):
+    (tmp_path / "rows.jsonl").write_text('{"a": 1\n{"a": 2}\n')
+    with pytest.raises(ValueError, match="line 1 of the results is damaged"):
+        read_rows(tmp_path / "rows.jsonl")
+
+
+# ---------------------------------------------------------------- fairness
+
+
+def test_chosen_is_the_highest_mauve_and_within_its_spread_the_lowest_gen_ppl():
+    swept = [
+        {"mauve": 0.80, "mauve_spread": 0.05, "gen_ppl": 30.0},
+        {"mauve": 0.78, "mauve_spread": 0.20, "gen_ppl": 20.0},
+        {"mauve": 0.30, "mauve_spread": 0.60, "gen_ppl": 2.0},  # collapsed: its own spread is no merit
+        {"mauve": 0.79, "mauve_spread": 0.05, "gen_ppl": None},
+    ]
+    assert best(swept) is swept[1]
+
+
+def test_every_method_gets_the_same_sweep_on_valid_and_one_run_on_test(out, results):
+    swept, measured = read_rows(out / "generation-sweep.jsonl"), results["generation"]
+    wanted = {(one.temperature, one.rule) for one in TINY.candidates}
+    for row in measured:
+        own = select(swept, method=row["method"], calls=row["calls"])
+        assert {(one["temperature"], one["rule"]) for one in own} == wanted
+        assert {one["split"] for one in own} == {"valid"}
+        assert row["split"] == "test"
+        chosen = best(own)
+        assert (row["temperature"], row["rule"]) == (chosen["temperature"], chosen["rule"])
+        assert len(select(measured, method=row["method"], calls=row["calls"])) == 1
+    assert {row["method"] for row in measured} >= {"base", "conthendisc", "conwithindisc"}
+
+
+def test_no_gen_ppl_stands_without_diversity(results):
+    rows = [row for some in results.values() for row in some if "gen_ppl" in row]
+    assert rows
+    assert all({"entropy", "distinct_2"} <= set(row) for row in rows)
+
+
+def test_every_generated_row_has_three_costs_and_its_conditions(results):
+    for row in results["generation"]:
+        assert {"nfe", "flop_nfe", "seconds", "judge", "seed", "num_samples", "commit", "dtype"} <= set(row)
+        assert {"temperature", "rule", "mauve_spread", "gen_ppl_spread", "ends"} <= set(row)
+    drawn = select(results["generation"], method="conthendisc", calls=4)[0]
+    encoded = select(results["generation"], method="encoded registers", calls=4)[0]
+    assert drawn["nfe"] > encoded["nfe"]  # the prior is paid for
+    assert drawn["flop_nfe"] > encoded["flop_nfe"]
+
+
+def test_compute_of_the_base_is_compared_with_all_that_the_guided_model_took(pipe):
+    loop = {"num_steps": 100, "batch_size": 10}
+    run = {"length": 64, "base_loop": loop, "guided_loop": loop}
+    longer = {**run, "base_loop": {**loop, "num_steps": 1000}}
+    assert base_compute_share(pipe, {"run": run}) < 1 / 2
+    assert base_compute_share(pipe, {"run": run, "base": longer}) == 10 * base_compute_share(pipe, {"run": run})
+    assert base_compute_share(pipe, {}) is None
+    assert base_compute_share(replace(pipe, base=None), {"run": run}) is None
+
+
+def test_speedups_are_of_flops_unless_asked_otherwise():
+    def row(method, calls, flop_nfe, nfe, mauve):
+        return {
+            "method": method, "calls": calls, "length": 64, "flop_nfe": flop_nfe, "nfe": nfe, "mauve": mauve,
+            "mauve_spread": 0.0, "gen_ppl": 10.0, "gen_ppl_spread": None, "entropy": 3.0,
+        }  # fmt: skip
+
+    rows = [row("base", 8, 8, 8, 0.5), row("base", 64, 64, 64, 0.6), row("conthendisc", 8, 16.0, 32.0, 0.7)]
+    assert speedups(rows, real_entropy=3.0)["conthendisc"].factor == 4
+    assert speedups(rows, real_entropy=3.0, unit="nfe")["conthendisc"].factor == 2
+    assert speedups(rows, real_entropy=3.0)["base"].factor == 1
+
+
+# ---------------------------------------------------------------- judging
+
+
+def test_gen_ppl_is_over_all_tokens_and_passes_over_empty_texts(court, judge):
+    texts = ["def f(x):\n", "", "return x\n", "total = 1\n", "total = 2\n"]
+    scores = judge.scores(texts)
+    expected = math.exp(sum(score.nats for score in scores) / sum(score.num_tokens for score in scores))
+    found = court.fluency(texts)
+    assert found["gen_ppl"] == pytest.approx(expected)
+    assert found["gen_ppl_spread"] > 0
+    assert found["bits_per_byte"] > 0
+    assert found["empty_share"] == 0.2
+    assert math.isnan(court.fluency(["", ""])["gen_ppl"])
+    assert isinstance(judge, Judge)
+
+
+def test_a_copy_of_the_reference_is_as_like_it_as_can_be(court):
+    texts = [f"value_{place} = {place} * 'ab'\n" for place in range(20)]
+    assert court.judged(texts, court.reference(texts))["mauve"] > 0.9
+    assert court.judged(["    " * 20] * 20, court.reference(texts))["mauve"] < 0.1
+
+
+# ---------------------------------------------------------------- the report
+
+
+def test_numbers_and_their_spreads_end_at_the_same_place():
+    assert [number(value) for value in (None, 0.12345, 12.345, 1234.5, 0.0, 7)] == [
+        "-", "0.123", "12.3", "1,234", "0.000", "7",
+    ]  # fmt: skip
+    assert spread_around(0.6181, 0.0049) == "0.618 ± 0.005"
+    assert spread_around(19.43, None) == "19.4"
+
+
+def test_a_document_is_markdown_and_html_and_leaves_out_columns_of_which_nothing_is_known():
+    table = Table(["", "MAUVE", "MAUVE, published", "CER"], [["a < b", "0.6", "0.62", "-"]], "Length 512")
+    sections = [Section("First", [Text("Some\n   **strong** text."), table, Listing("Code", "x = '```'")])]
+    markdown = as_markdown("Title", sections, {})
+    assert "|  | MAUVE | MAUVE, published |\n| --- | ---: | ---: |\n| a < b | 0.6 | 0.62 |" in markdown
+    assert "Some **strong** text." in markdown
+    assert "````python\nx = '```'\n````" in markdown
+    html = as_html("Title", sections, {})
+    assert "a &lt; b" in html
+    assert "<strong>strong</strong>" in html
+    assert "CER" not in html
+
+
+def test_the_report_is_whole_and_understood_without_the_paper(out):
+    text, html = ((out / f"report.{kind}").read_text() for kind in ("md", "html"))
+    for heading in ("At a glance", "Words", "Guided demasker", "Autoencoder", "Generation", "Noise on registers",
+                    "Interpolation", "Priors", "Number of registers", "Moment of the refresh", "Samples",
+                    "Trained otherwise", "two sentences", "How it was measured"):  # fmt: skip
+        assert heading in text
+    assert text.count("**Better:**") >= 10
+    assert "Absolute values do not compare" in text
+    assert "lengths 256, 512, 1024; no model trained at them was given" in text
+    assert "'without nested dropout=DIR'" in text  # not given, and said so
+    assert "'without register noise=DIR'" not in text  # given
+    assert "less compute, which flatters" in text
+    assert "0.956 ± 0.010" in text  # the paper's own, verbatim
+    assert "<link" not in html
+    assert "src=" not in html
+
+
+def test_published_numbers_stand_beside_ours_verbatim_and_odd_ones_are_marked():
+    ours = {
+        "length": 512, "block": 128, "calls": 16, "gen_ppl": 12.0, "gen_ppl_spread": 0.5, "bert_score": 0.9,
+        "cer": 0.2, "exact_share": 0.1, "entropy": 4.0, "nfe": 16.0, "flop_nfe": 17.0, "seconds": 0.1,
+    }  # fmt: skip
+    text = as_markdown("Title", [autoencoder.show([ours])], {})
+    assert "| 12.0 ± 0.5 | 18.715 | 0.900 | 0.945 | 0.200 | 1.229 † |" in text
+    assert "decision D13" in text
+
+
+def test_the_summary_holds_the_headline_numbers(results):
+    found = json.loads(json.dumps(summary(results), allow_nan=False))
+    assert set(found["speedup"]["64"]) == {"base", "conthendisc", "conwithindisc"}
+    assert set(found["autoencoder_cer"]["64"]) == {"4", "16"}
+    assert found["cpu_seconds_per_program"]["64"]["conwithindisc"] > 0
+    for name in ("parse_share", "entropy"):
+        assert set(found[name]["64"]) == {"base", "conthendisc", "conwithindisc", "encoded registers", "real"}
+
+
+def test_without_matplotlib_the_report_has_all_its_tables(results, tmp_path, monkeypatch):
+    monkeypatch.setattr("crocodil.reproduce.report.can_draw", lambda: False)
+    text = write_report(results, tmp_path).with_suffix(".md").read_text()
+    assert "pip install 'crocodil[figures]'" in text
+    assert "![" not in text
+    assert text.count("| --- |") >= 10
+
+
+def test_unknown_experiments_and_models_of_one_length_are_refused(pipe, corpus, court, tmp_path):
+    lab = Lab.around(pipe, corpus=corpus, court=court, setting=TINY, results=tmp_path)
+    with pytest.raises(ValueError, match="no experiment 'fig6': take all, or some of model, reference"):
+        compute_all([lab], ["fig6"])
+    with pytest.raises(ValueError, match="two models of one length"):
+        compute_all([lab, lab], ["demasker"])
+
+
+def test_figures_are_the_same_bytes_for_the_same_rows():
+    pytest.importorskip("matplotlib")
+    curves = [Curve("a", [1, 2, 4], [0.5, None, 0.7], [0.1, None, None]), Curve("none", [1], [None])]
+    panel = Panel(title="t", x_label="x", y_label="y", curves=curves, log_x=True, log_y=True, level=("real", 0.9))
+    drawn = figures.draw("name", [panel, replace(panel, level=None)])
+    assert drawn.startswith("<svg")
+    assert drawn == figures.draw("name", [panel, replace(panel, level=None)])
+
+
+def test_two_sentences_have_four_samplers():
+    section = two_sentences.show(two_sentences.rows(lambda line: None, (2, 2, 2)))
+    assert len(section.blocks[-1].body) == 4
+
+
+# ---------------------------------------------------------------- the verbs
+
+
+def test_reproduce_goes_on_where_it_stopped_and_draws_the_same_report_from_the_files(
+    run, folder, corpus, tmp_path
+):
+    options = ("--preset", "tiny", "--model", folder, "--data", corpus.directory, "--judge", "any")
+    assert run("reproduce", "autoencoder", *options, "--out", tmp_path).exit_code == 0
+    before = {file.name: file.read_bytes() for file in tmp_path.iterdir() if file.is_file()}
+    rows = tmp_path / "autoencoder.jsonl"
+    first, *_ = rows.read_text().splitlines(keepends=True)
+    rows.write_text(first)  # the others are lost
+    assert run("reproduce", "autoencoder", *options, "--out", tmp_path).exit_code == 0
+    assert rows.read_text().startswith(first)
+    assert rows.read_text().count("\n") == before["autoencoder.jsonl"].count(b"\n")
+    after = {file.name: file.read_bytes() for file in tmp_path.iterdir() if file.is_file()}
+    assert run("reproduce", "report", "--out", tmp_path).exit_code == 0
+    assert after == {file.name: file.read_bytes() for file in tmp_path.iterdir() if file.is_file()}
+
+
+def test_reproduce_says_what_is_missing(run, tmp_path):
+    assert "--data is needed" in str(run("reproduce", "all").exception)
+    assert "conditions.json is missing" in str(run("reproduce", "report", "--out", tmp_path).exception)
+
+
+def test_evaluate_judges_one_setting_or_the_texts_of_any_other_model(run, folder, corpus, tmp_path):
+    common = ("--data", corpus.directory, "--judge", "any")
+    made = run("evaluate", "--model", folder, "--method", "conthendisc", "--calls", 4, "--count", 20, *common)
+    assert made.exit_code == 0, made.output
+    row = json.loads(made.stdout)
+    assert (row["method"], row["calls"], row["num_samples"], row["split"]) == ("conthendisc", 4, 20, "valid")
+    file = tmp_path / "samples.jsonl"
+    file.write_text("".join(json.dumps({"text": f"total = {place}\n"}) + "\n" for place in range(20)))
+    made = run("evaluate", "--samples", file, "--length", 64, *common)
+    assert made.exit_code == 0, made.output
+    row = json.loads(made.stdout)
+    assert row["parse_share"] == 1
+    assert row["bits_per_byte"] > 0
+    file.write_text('{"texts": 1}\n')
+    assert "line 1" in str(run("evaluate", "--samples", file, *common).exception)
