@@ -64,7 +64,11 @@ def _draw_panel(axes, panel: Panel) -> None:  # type: ignore[no-untyped-def]
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
     if panel.log_y:
+        from matplotlib.ticker import LogFormatter
+
         axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(LogFormatter())
+        axes.yaxis.set_minor_formatter(LogFormatter(minor_thresholds=(1.5, 0.5)))
     axes.set(title=panel.title, xlabel=panel.x_label, ylabel=panel.y_label)
     axes.grid(alpha=0.3)
     if axes.get_legend_handles_labels()[0]:

@@ -136,6 +136,7 @@ def _court(corpus: "Corpus", judge: str, embedder: str | None, setting: "Setting
         tokenizer=Tokenizer.load(corpus.directory / TOKENIZER_FILE),
         mauve_seeds=setting.mauve_seeds,
         mauve_buckets=setting.mauve_buckets,
+        batch_size=64 if where.startswith("cuda") else 8,
     )
 
 

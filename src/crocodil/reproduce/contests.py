@@ -78,6 +78,8 @@ def run(lab: Lab, contestant: Contestant, calls: int, candidate: Candidate, *, s
     return {
         "temperature": candidate.temperature,
         "rule": candidate.rule,
+        "top_p": choices.top_p,
+        "guidance": choices.guidance,
         "split": split,
         **measured(lab, made, split),
         **({"texts": made.texts[:NUM_SHOWN], "criterion": CRITERION} if is_test else {}),

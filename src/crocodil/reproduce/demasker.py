@@ -127,7 +127,7 @@ def show_noise(rows: Sequence[Row]) -> Section:
 
 
 def missing(name: str) -> Text:
-    return Text(f"Not measured: a model trained **{name}** was not given (`--ablation-model '{name}=DIR'`).")
+    return Text(f"Not measured: **{name}**; no such model was given (`--ablation-model '{name}=DIR'`).")
 
 
 def _curves(rows: Sequence[Row], by: str, along: str, label: str, name: str) -> list[Block]:

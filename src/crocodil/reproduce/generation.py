@@ -163,6 +163,7 @@ def show(rows: Sequence[Row], references: Sequence[Row]) -> Section:
         blocks += _show_length(own, real)
     others = [str(length) for length in published.LENGTHS if length not in distinct(rows, "length")]
     if others:
+        blocks.append(_published_table())
         blocks.append(Text(f"Left out: lengths {', '.join(others)}; no model trained at them was given."))
     return Section("Generation (Figs. 6 and 10)", blocks)
 
@@ -255,6 +256,17 @@ def _speedup_table(rows: Sequence[Row], real: Row) -> Table:
         )
     heads = ["", "speed-up", "reached at", "in the paper's NFE", "in the paper's NFE, published"]
     return Table(heads, body, f"Speed-up at the quality of the base with {length} calls")
+
+
+def _published_table() -> Table:
+    """For lengths of which there is no row of ours to stand beside."""
+    body = [
+        [f"{named(method)}, length {length}", str(calls), *(_as_printed(value) for value in point)]
+        for (length, method, calls), point in published.GENERATION.items()
+    ]
+    speedups = ", ".join(f"{factor} x at length {length}" for length, factor in published.SPEEDUP.items())
+    heads = ["published", "calls", "NFE, published", "MAUVE, published", "Gen-PPL, published"]
+    return Table(heads, body, f"What the paper prints; its speed-ups of ConWithinDisc: {speedups}")
 
 
 def _as_printed(value: float | None) -> str:

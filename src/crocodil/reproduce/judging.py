@@ -91,18 +91,22 @@ class Court:
     mauve_seeds: Sequence[int]
     mauve_buckets: int | None = None
     embedder: Embedder | None = None
+    batch_size: int = 8  # of texts that the judge reads at once
 
     def reference(self, texts: Sequence[str]) -> Reference:
-        return Reference(self.judge.features(texts), self.fluency(texts))
+        return Reference(self.features(texts), self.fluency(texts))
+
+    def features(self, texts: Sequence[str]) -> Tensor:
+        return self.judge.features(texts, batch_size=self.batch_size)
 
     def judged(self, texts: Sequence[str], reference: Reference) -> Row:
         """Everything that is said about generated texts."""
-        likeness = self.mauve(reference.features, self.judge.features(texts))
+        likeness = self.mauve(reference.features, self.features(texts))
         return {"mauve": likeness.mean, "mauve_spread": likeness.spread, **self.fluency(texts)}
 
     def fluency(self, texts: Sequence[str]) -> Row:
         """Surprise with its spread, and diversity beside it; bits a byte do not depend on the judge's tokens."""
-        scores = [score for score in self.judge.scores(texts) if score.num_tokens]
+        scores = [score for score in self.judge.scores(texts, batch_size=self.batch_size) if score.num_tokens]
         surprise = gen_ppl(scores)
         nats, num_bytes = sum(score.nats for score in scores), sum(score.num_bytes for score in scores)
         return {

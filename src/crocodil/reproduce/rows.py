@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
-from crocodil import __version__
+import crocodil
 from crocodil.atomic import whole_file
 from crocodil.progress import progress
 
@@ -130,4 +130,4 @@ def commit() -> str:
     asked = subprocess.run(
         ["git", "describe", "--always", "--dirty"], cwd=Path(__file__).parent, capture_output=True, text=True
     )
-    return asked.stdout.strip() or __version__
+    return asked.stdout.strip() or crocodil.__version__
