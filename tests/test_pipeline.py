@@ -381,6 +381,7 @@ INTERRUPTED = """
 import os, signal, sys, threading
 import crocodil.pipeline
 from crocodil.cli import main
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background shell starts its children deaf to it
 threading.Timer(1, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
 sys.argv = ["crocodil", "generate", "--count", "100000", "--model", sys.argv[1]]
 main()
@@ -388,7 +389,8 @@ main()
 
 
 def test_ctrl_c_leaves_no_mess(folder):
-    found = subprocess.run([sys.executable, "-c", INTERRUPTED, str(folder)], capture_output=True, check=False)
+    command = [sys.executable, "-c", INTERRUPTED, str(folder)]
+    found = subprocess.run(command, capture_output=True, check=False, timeout=120)
     assert found.returncode == 130
     assert found.stdout == b""
     assert b"Traceback" not in found.stderr

@@ -2,13 +2,12 @@
 
 import json
 import math
-import sys
 from collections import Counter
 from dataclasses import dataclass, replace
-from types import SimpleNamespace
 
 import pytest
 import torch
+from tiny_judges import save_encoder, save_language_model
 from typer.testing import CliRunner
 
 from crocodil import cli, figures
@@ -96,21 +95,27 @@ def folder(pipe, tmp_path_factory):
     return out
 
 
-@pytest.fixture(scope="module")
-def run(judge):
-    """The command line, with this test's judge where `crocodil.judges` stands."""
-    loaders = SimpleNamespace(LanguageModel=SimpleNamespace(load=lambda name, *, device: judge))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(sys.modules, "crocodil.judges", loaders)
-        yield lambda *arguments: CliRunner().invoke(cli.app, [str(argument) for argument in arguments])
+def run(*arguments):
+    return CliRunner().invoke(cli.app, [str(argument) for argument in arguments])
 
 
 @pytest.fixture(scope="module")
-def out(run, folder, corpus, trained, tmp_path_factory):
+def judge_folder(tmp_path_factory):
+    return save_language_model(tmp_path_factory.mktemp("judge"))
+
+
+@pytest.fixture(scope="module")
+def embedder_folder(tmp_path_factory):
+    return save_encoder(tmp_path_factory.mktemp("embedder"))
+
+
+@pytest.fixture(scope="module")
+def out(folder, corpus, trained, judge_folder, embedder_folder, tmp_path_factory):
     """What `crocodil reproduce all --preset tiny` leaves."""
     results = tmp_path_factory.mktemp("results")
     made = run(
-        "reproduce", "all", "--preset", "tiny", "--model", folder, "--data", corpus.directory, "--judge", "any",
+        "reproduce", "all", "--preset", "tiny", "--model", folder, "--data", corpus.directory,
+        "--judge", judge_folder, "--embedder", embedder_folder,
         "--ablation-model", f"without register noise={folder}", "--ablation-model", f"registers 8={folder}",
         "--run", trained, "--out", results,
     )  # fmt: skip
@@ -381,9 +386,9 @@ def test_two_sentences_have_four_samplers():
 
 
 def test_reproduce_goes_on_where_it_stopped_and_draws_the_same_report_from_the_files(
-    run, folder, corpus, tmp_path
+    folder, corpus, judge_folder, tmp_path
 ):
-    options = ("--preset", "tiny", "--model", folder, "--data", corpus.directory, "--judge", "any")
+    options = ("--preset", "tiny", "--model", folder, "--data", corpus.directory, "--judge", judge_folder)
     assert run("reproduce", "autoencoder", *options, "--out", tmp_path).exit_code == 0
     before = {file.name: file.read_bytes() for file in tmp_path.iterdir() if file.is_file()}
     rows = tmp_path / "autoencoder.jsonl"
@@ -397,13 +402,13 @@ def test_reproduce_goes_on_where_it_stopped_and_draws_the_same_report_from_the_f
     assert after == {file.name: file.read_bytes() for file in tmp_path.iterdir() if file.is_file()}
 
 
-def test_reproduce_says_what_is_missing(run, tmp_path):
+def test_reproduce_says_what_is_missing(tmp_path):
     assert "--data is needed" in str(run("reproduce", "all").exception)
     assert "conditions.json is missing" in str(run("reproduce", "report", "--out", tmp_path).exception)
 
 
-def test_evaluate_judges_one_setting_or_the_texts_of_any_other_model(run, folder, corpus, tmp_path):
-    common = ("--data", corpus.directory, "--judge", "any")
+def test_evaluate_judges_one_setting_or_the_texts_of_any_other_model(folder, corpus, judge_folder, tmp_path):
+    common = ("--data", corpus.directory, "--judge", judge_folder)
     made = run("evaluate", "--model", folder, "--method", "conthendisc", "--calls", 4, "--count", 20, *common)
     assert made.exit_code == 0, made.output
     row = json.loads(made.stdout)

@@ -6,7 +6,6 @@ No Gen-PPL without diversity beside it: text that repeats itself has the best Ge
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from statistics import fmean, stdev
 from typing import Protocol, runtime_checkable
 
@@ -63,15 +62,15 @@ class Embedder(Protocol):
 
 
 def load_judge(name_or_path: str, *, device: str) -> Judge:
-    return _judges().LanguageModel.load(name_or_path, device=device)
+    from crocodil.judges import LanguageModel
+
+    return LanguageModel.load(name_or_path, device=device)
 
 
 def load_embedder(name_or_path: str, *, device: str) -> Embedder:
-    return _judges().TextEncoder.load(name_or_path, device=device)
+    from crocodil.judges import TextEncoder
 
-
-def _judges():  # type: ignore[no-untyped-def]
-    return import_module("crocodil.judges")
+    return TextEncoder.load(name_or_path, device=device)
 
 
 @dataclass(frozen=True)
