@@ -230,7 +230,7 @@ def measured(name: str, work, tokens: int) -> dict[str, object]:
 def on_this_cpu(demasker, encoder, prior, conditional) -> None:
     """ConWithinDisc as `crocodil generate` runs it: 128 steps of the prior, one refresh of 32 half way."""
     sampling = PriorSampling(num_registers=8, register_width=demasker.config.register_width)
-    for calls in (8, 16, 32):
+    for calls in CPU_CALLS:
         for batch in (1, 8):
             decoding = how(demasker.config.backbone, 256, calls)
             canvas = canvas_of(decoding, batch, "cpu")
@@ -257,6 +257,7 @@ def on_this_cpu(demasker, encoder, prior, conditional) -> None:
             )  # fmt: skip
 
 
+CPU_CALLS = (8, 16, 32)
 MOST_CONFIDENT = Decoding(plan=DecodePlan.one_block(1, 1), mask_id=0).rule
 
 
