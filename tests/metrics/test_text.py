@@ -41,6 +41,18 @@ def test_without_its_library_the_error_rate_says_what_to_install(monkeypatch):
         character_error_rate("a", "b")
 
 
+@pytest.mark.parametrize(
+    ("reference", "found", "rate"),
+    [("kitten", "sitting", 3 / 6), ("größe = 1", "grosse = 12", 4 / 9), ("abc", "", 1)],
+)
+def test_the_character_error_rate_is_that_of_jiwer(reference, found, rate):
+    """Numbers that jiwer 4 gave; it strips blanks at both ends first, which here are characters like others."""
+    pytest.importorskip("rapidfuzz")
+    assert character_error_rate(reference, found) == pytest.approx(rate)
+    jiwer = pytest.importorskip("jiwer")
+    assert jiwer.cer(reference, found) == pytest.approx(rate)
+
+
 def test_the_entropy_of_even_tokens_is_the_logarithm_of_their_number():
     assert token_entropy([[1, 2, 3, 4], [5, 5, 5, 5]]) == pytest.approx(math.log(4) / 2)
     assert token_entropy([[1, 1, 2, 2, 2, 2, 3, 3]]) == pytest.approx(1.5 * math.log(2))
