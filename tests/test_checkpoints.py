@@ -18,6 +18,7 @@ from crocodil.checkpoints import (
 )
 from crocodil.models.llada import LLaDA, LLaDAConfig
 from crocodil.processes.registers import normalise
+from crocodil.quantisation import from_int8, to_int8
 from crocodil.seeding import generator_for
 
 # ---------------------------------------------------------------- LLaDA's format
@@ -299,3 +300,98 @@ def test_the_config_on_disk_names_every_field(tmp_path):
     save_model(tiny.llada(), tmp_path / "model")
     description = json.loads((tmp_path / "model" / "config.json").read_text())
     assert set(description["config"]) == set(LLaDAConfig.__dataclass_fields__)
+
+
+# ---------------------------------------------------------------- int8
+
+WEIGHTS = "model.safetensors"
+MATRIX = "blocks.1.up.weight"
+
+
+@pytest.fixture
+def rounded(tmp_path):
+    """A model with its matrices in int8, to damage."""
+    save_model(tiny.llada(), tmp_path / "rounded", int8=True)
+    return tmp_path / "rounded"
+
+
+@pytest.mark.parametrize("name", BUILDERS)
+def test_int8_moves_matrices_by_half_a_step_at_most_and_nothing_else(tmp_path, name):
+    model = BUILDERS[name]()
+    save_model(model, tmp_path / "model", int8=True)
+    loaded = load_model(tmp_path / "model").state_dict()
+    for key, tensor in model.state_dict().items():
+        step = tensor.abs().amax(dim=-1, keepdim=True) / 127 if tensor.ndim == 2 else torch.zeros(())
+        assert loaded[key].dtype == torch.float32
+        assert ((loaded[key] - tensor).abs() <= step * 0.501).all()
+
+
+def test_what_was_rounded_once_stays_as_it_is(rounded, tmp_path):
+    model = load_model(rounded)
+    save_model(model, tmp_path / "plain")
+    save_model(model, tmp_path / "again", int8=True)
+    for other in ("plain", "again"):
+        again = load_model(tmp_path / other).state_dict()
+        assert all(torch.allclose(again[key], tensor, rtol=1e-6) for key, tensor in model.state_dict().items())
+
+
+def test_a_rounded_model_loads_in_any_precision(rounded):
+    exact = load_model(rounded).state_dict()
+    for dtype in (torch.bfloat16, torch.float64):
+        found = load_model(rounded, dtype=dtype).state_dict()
+        assert all(torch.equal(found[key], tensor.to(dtype)) for key, tensor in exact.items())
+
+
+def test_logits_and_registers_change_little_by_int8(tmp_path):
+    encoder, demasker, tokens = tiny.encoder(), tiny.demasker(), tiny.programs(2, 8)
+    save_model(encoder, tmp_path / "encoder", int8=True)
+    save_model(demasker, tmp_path / "demasker", int8=True)
+    registers = encoder(tokens)
+    assert torch.nn.functional.cosine_similarity(load_model(tmp_path / "encoder")(tokens), registers).min() > 0.999
+    logits, found = (model(tokens, registers) for model in (demasker, load_model(tmp_path / "demasker")))
+    assert (found - logits).std() < 0.02 * logits.std()
+
+
+def test_int8_takes_a_quarter_of_the_size(tmp_path):
+    model = tiny.llada(replace(tiny.BACKBONE, width=256, mlp_width=512))
+    save_model(model, tmp_path / "whole")
+    save_model(model, tmp_path / "rounded", int8=True)
+    sizes = [(tmp_path / name / WEIGHTS).stat().st_size for name in ("rounded", "whole")]
+    assert 0.25 < sizes[0] / sizes[1] < 0.27
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda w: w.pop(f"{MATRIX}.scale"), rf"lacks {MATRIX}\.scale: {MATRIX} is int8"),
+        (lambda w: w.update({MATRIX: w[MATRIX].float()}), f"{MATRIX} has a scale, and is no int8 matrix"),
+        (
+            lambda w: w.update({f"{MATRIX}.scale": torch.ones(48, 1)}),
+            r"scale has shape \(48, 1\), the config asks for \(48,\)",
+        ),
+        (lambda w: w[f"{MATRIX}.scale"][3].fill_(torch.nan), rf"{MATRIX}\.scale is damaged"),
+        (lambda w: w[f"{MATRIX}.scale"][3].neg_(), rf"{MATRIX}\.scale is damaged"),
+        (lambda w: w.update({"ghost.scale": torch.ones(3)}), r"no place for: ghost\.scale"),
+        (lambda w: w.update({MATRIX: w[MATRIX][1:]}), rf"{MATRIX} has shape \(47, 32\)"),
+        (lambda w: w.update({"norm.weight": torch.ones(32, dtype=torch.int8)}), r"lacks norm\.weight\.scale"),
+        (
+            lambda w: w.update(
+                {"norm.weight": torch.ones(32, dtype=torch.int8), "norm.weight.scale": torch.ones(32)}
+            ),
+            r"norm\.weight is int8, and no matrix",
+        ),
+    ],
+)
+def test_a_scale_too_many_too_few_or_damaged_is_one_line(rounded, change, message):
+    rewrite(rounded / WEIGHTS, change)
+    with pytest.raises(ValueError, match=message) as raised:
+        load_model(rounded)
+    assert "\n" not in str(raised.value)
+
+
+def test_zeros_stay_zeros_and_what_is_not_finite_is_refused():
+    steps, scale = to_int8(torch.tensor([[0.0, 0.0], [1.0, -2.0]]))
+    assert torch.equal(from_int8(steps, scale)[0], torch.zeros(2))
+    assert steps[1].tolist() == [64, -127]
+    with pytest.raises(ValueError, match="not finite cannot be stored as int8"):
+        to_int8(torch.tensor([[1.0, torch.inf]]))

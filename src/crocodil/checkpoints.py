@@ -22,6 +22,7 @@ from crocodil.models.demasker import Demasker, DemaskerConfig
 from crocodil.models.llada import LLaDA, LLaDAConfig
 from crocodil.models.register_denoiser import RegisterDenoiser, RegisterDenoiserConfig
 from crocodil.models.register_encoder import RegisterEncoder, RegisterEncoderConfig
+from crocodil.quantisation import from_int8, to_int8
 
 StrPath: TypeAlias = str | os.PathLike[str]
 Device: TypeAlias = str | torch.device
@@ -210,16 +211,20 @@ _KINDS: dict[str, tuple[type[nn.Module], type]] = {
 Model: TypeAlias = LLaDA | Demasker | RegisterEncoder | RegisterDenoiser
 
 
-def save_model(model: Model, directory: StrPath, *, weights: Mapping[str, Tensor] | None = None) -> None:
+def save_model(
+    model: Model, directory: StrPath, *, weights: Mapping[str, Tensor] | None = None, int8: bool = False
+) -> None:
     """Write a model as config.json and model.safetensors; the directory appears whole or not at all.
 
-    `weights` stand in for the model's own where these are sharded or adapted.
+    `weights` stand in for the model's own where these are sharded or adapted. With `int8`, matrices are rounded to
+    rows of int8 with their scales, at a quarter of the size.
     """
     directory = Path(directory)
     if directory.exists():
         raise ValueError(f"{directory} exists: models are never overwritten, choose another directory")
     with whole_directory(directory) as unfinished:
         tensors = model.state_dict() if weights is None else weights
+        tensors = _as_int8(tensors) if int8 else tensors
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, unfinished / WEIGHTS_FILE)
         description = {
             "format": FORMAT,
@@ -228,6 +233,21 @@ def save_model(model: Model, directory: StrPath, *, weights: Mapping[str, Tensor
             "config": dataclasses.asdict(model.config),
         }
         (unfinished / CONFIG_FILE).write_text(json.dumps(description, indent=2) + "\n")
+
+
+def _as_int8(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Matrices as int8, each with its scales beside it; what is no matrix is small and stays exact."""
+    stored = {}
+    for name, tensor in tensors.items():
+        if tensor.ndim == 2:
+            stored[name], stored[_scale_name(name)] = to_int8(tensor)
+        else:
+            stored[name] = tensor.float()
+    return stored
+
+
+def _scale_name(name: str) -> str:
+    return f"{name}.scale"
 
 
 def load_model(directory: StrPath, *, dtype: torch.dtype | None = None, device: Device = "cpu") -> Model:
@@ -276,12 +296,13 @@ def _load(
     expected = {rename(name): tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     if missing := sorted(set(expected) - set(stored)):
         raise ValueError(f"{_where(stored.values())} lacks {_listed(missing)}")
-    if unexpected := sorted(set(stored) - set(expected)):
+    scales = {_scale_name(name) for name in expected if stored.get(_scale_name(name)) == stored[name]}
+    if unexpected := sorted(set(stored) - set(expected) - scales):
         raise ValueError(f"{stored[unexpected[0]]} holds what this model has no place for: {_listed(unexpected)}")
     weights: dict[str, Tensor] = {}
     for file in sorted(set(stored.values())):
-        names = [name for name, holder in stored.items() if holder == file]
-        weights |= _read_tensors(file, {name: expected[name] for name in names}, dtype, device)
+        shapes = {name: shape for name, shape in expected.items() if stored[name] == file}
+        weights |= _read_tensors(file, shapes, dtype, device)
     model.load_state_dict({name: weights[rename(name)] for name in model.state_dict()}, strict=True, assign=True)
     return model
 
@@ -291,12 +312,34 @@ def _read_tensors(
 ) -> dict[str, Tensor]:
     tensors = {}
     with _opened(file) as handle:
+        names = set(handle.keys())
         for name, shape in shapes.items():
-            found = tuple(handle.get_slice(name).get_shape())
-            if found != shape:
-                raise ValueError(f"{file}: {name} has shape {found}, the config asks for {shape}")
-            tensors[name] = handle.get_tensor(name).to(device=device, dtype=dtype)
+            tensor, has_scale = _read(handle, file, name, shape), _scale_name(name) in names
+            if has_scale and tensor.dtype != torch.int8:
+                raise ValueError(f"{file}: {name} has a scale, and is no int8 matrix")
+            if tensor.dtype == torch.int8:
+                if not has_scale:
+                    raise ValueError(f"{file} lacks {_scale_name(name)}: {name} is int8")
+                tensor = _read_int8(handle, file, name, tensor)
+            tensors[name] = tensor.to(device=device, dtype=dtype)
     return tensors
+
+
+def _read(handle: Any, file: Path, name: str, shape: tuple[int, ...]) -> Tensor:
+    found = tuple(handle.get_slice(name).get_shape())
+    if found != shape:
+        raise ValueError(f"{file}: {name} has shape {found}, the config asks for {shape}")
+    return handle.get_tensor(name)
+
+
+def _read_int8(handle: Any, file: Path, name: str, steps: Tensor) -> Tensor:
+    """The values of a matrix that `to_int8` rounded."""
+    if steps.ndim != 2:
+        raise ValueError(f"{file}: {name} is int8, and no matrix")
+    scale = _read(handle, file, _scale_name(name), (len(steps),))
+    if not (scale.is_floating_point() and torch.isfinite(scale).all() and (scale >= 0).all()):
+        raise ValueError(f"{file}: {_scale_name(name)} is damaged: a scale is a finite number, 0 or more")
+    return from_int8(steps, scale)
 
 
 def _stored_tensors(directory: Path) -> Stored:

@@ -1,5 +1,6 @@
 """`crocodil train`, and `crocodil assemble`, which makes a model of a finished run."""
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -91,17 +92,32 @@ def assemble(
     directory: Annotated[Path, typer.Argument(help="The run, with stage guided finished at least.")],
     data: Annotated[Path, typer.Option(help="The corpus it was trained on.")],
     out: Annotated[Path, typer.Option(help="A new folder for the model.")],
+    without: Annotated[list[str] | None, typer.Option(help="A network to leave out: base, say.")] = None,
+    int8: Annotated[bool, typer.Option("--int8", help="Round matrices to int8: a quarter of the size.")] = False,
+    prior_steps: Annotated[int | None, typer.Option(min=1, help="Of a draw from the prior.")] = None,
+    refresh_steps: Annotated[int | None, typer.Option(min=1, help="Of a draw half way.")] = None,
+    temperature: Annotated[float | None, typer.Option(min=0, help="Of generated tokens.")] = None,
+    top_p: Annotated[float | None, typer.Option(min=0, max=1, help="Of generated tokens.")] = None,
 ) -> None:
-    """Make a model folder of the finished stages of a run."""
+    """Make a model folder of the finished stages of a run; settings that are not given are the paper's."""
+    from dataclasses import replace
+
     from crocodil.corpus.shards import TOKENIZER_FILE
     from crocodil.pipeline import Crocodil, Settings
     from crocodil.training.run import read_record
 
     run = read_record(directory)
-    found = {name: directory / path for name, path in _NETWORKS.items() if (directory / path).exists()}
+    found = _finished_networks(directory, without or ())
     if "demasker" not in found:
         raise ValueError(f"{directory} has no finished stage guided: there is nothing to make a model of")
     settings = Settings(length=run["length"], largest_offset=run["prior_objective"]["largest_offset"])
+    asked: dict[str, Any] = {
+        "prior_steps": prior_steps,
+        "refresh_steps": refresh_steps,
+        "temperature": temperature,
+        "top_p": top_p,
+    }
+    settings = replace(settings, **{name: value for name, value in asked.items() if value is not None})
     qwen = run["pretrained"]["qwen"]
     model = Crocodil.assemble(
         found,
@@ -110,8 +126,15 @@ def assemble(
         settings=settings,
         device="cpu",
     )
-    model.save_pretrained(out)
+    model.save_pretrained(out, int8=int8)
     typer.echo(f"{out}: {', '.join(found)}")
+
+
+def _finished_networks(directory: Path, without: Collection[str]) -> dict[str, Path]:
+    if unknown := sorted(set(without) - set(_NETWORKS)):
+        raise ValueError(f"--without {unknown[0]}: the networks of a model are {', '.join(_NETWORKS)}")
+    found = {name: directory / path for name, path in _NETWORKS.items() if name not in without}
+    return {name: path for name, path in found.items() if path.exists()}
 
 
 # Where a run keeps the networks of a model.

@@ -146,10 +146,10 @@ class Crocodil:
             **loaded,
         )
 
-    def save_pretrained(self, directory: StrPath) -> None:
-        """Write a model folder; an existing one is never overwritten."""
+    def save_pretrained(self, directory: StrPath, *, int8: bool = False) -> None:
+        """Write a model folder; an existing one is never overwritten. With `int8`, a quarter of the size."""
         networks = {name: getattr(self, name) for name in NETWORKS if getattr(self, name) is not None}
-        write_folder(Path(directory), self.settings, self.tokenizer, networks, self.encoder_tokenizer)
+        write_folder(Path(directory), self.settings, self.tokenizer, networks, self.encoder_tokenizer, int8=int8)
 
     # ------------------------------------------------------------ text -> registers -> text
 

@@ -53,6 +53,8 @@ def write_folder(
     tokenizer: Tokenizer,
     networks: Mapping[str, nn.Module],
     encoder_tokenizer: Tokenizer | None = None,
+    *,
+    int8: bool = False,
 ) -> None:
     """The folder appears whole or not at all, and never in place of another."""
     if target.exists():
@@ -64,7 +66,7 @@ def write_folder(
         if encoder_tokenizer is not None:
             encoder_tokenizer.save(unfinished / ENCODER_TOKENIZER_FILE)
         for name, network in networks.items():
-            save_model(network, unfinished / name)  # type: ignore[arg-type]
+            save_model(network, unfinished / name, int8=int8)  # type: ignore[arg-type]
 
 
 def load_networks(
