@@ -5,8 +5,8 @@ BIN := .venv/bin
 .PHONY: demo test venv format types unit clean
 .DELETE_ON_ERROR:
 
-demo: venv  ## Appendix B's two sentences: incoherent without registers, coherent with them
-	$(BIN)/python examples/cat_dog.py
+demo: venv  ## three programs from the built-in model, and one that it autoencodes
+	$(BIN)/python examples/demo.py
 
 test: venv  ## style, types and every test that needs no accelerator
 	$(MAKE) --no-print-directory --jobs=2 --output-sync=target format types unit

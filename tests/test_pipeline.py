@@ -253,6 +253,31 @@ def test_a_saved_model_generates_the_same_and_is_never_overwritten(pipe, tmp_pat
     assert [path.name for path in tmp_path.iterdir()] == ["copy"]
 
 
+def test_a_model_in_int8_takes_a_third_of_the_size_and_says_much_the_same(pipe, tmp_path):
+    pipe.save_pretrained(tmp_path / "int8", int8=True)
+    pipe.save_pretrained(tmp_path / "whole")
+    rounded = Crocodil.from_pretrained(tmp_path / "int8", device="cpu")
+    for name in ("demasker", "encoder", "conditional"):  # so small that their headers and biases weigh
+        sizes = [(tmp_path / kind / name / "model.safetensors").stat().st_size for kind in ("int8", "whole")]
+        assert sizes[0] < sizes[1] / 3
+    assert torch.cosine_similarity(rounded.encode([TEXT]), pipe.encode([TEXT]), dim=-1).min() > 0.99
+    texts = [model.autoencode([TEXT], calls=32).texts[0] for model in (rounded, pipe)]
+    assert texts[0] == texts[1]
+
+
+def test_assemble_takes_settings_and_leaves_networks_out(trained, corpus, tmp_path):
+    asked = ["assemble", trained, "--data", corpus.directory, "--out", tmp_path / "model"]
+    settings = ["--prior-steps", 12, "--refresh-steps", 4, "--temperature", 0.7, "--top-p", 0.9]
+    made = run(*asked, "--without", "base", "--without", "prior", "--int8", *settings)
+    assert made.output.strip() == f"{tmp_path / 'model'}: demasker, encoder, conditional"
+    model = Crocodil.from_pretrained(tmp_path / "model", device="cpu")
+    assert model.base is model.prior is None
+    assert model.settings == Settings(length=64, prior_steps=12, refresh_steps=4, temperature=0.7, top_p=0.9)
+    assert load_file(tmp_path / "model" / "encoder" / "model.safetensors")["suffix"].dtype == torch.int8
+    failed = run(*asked, "--without", "bass")
+    assert str(failed.exception).startswith("--without bass: the networks of a model are demasker, encoder")
+
+
 def test_precision_is_an_argument(folder):
     pipe = Crocodil.from_pretrained(folder, device="cpu", dtype=torch.float64)
     made = pipe.generate(2, calls=4, given=Given(prefix="def"))
@@ -370,7 +395,6 @@ def test_registers_that_are_none_and_runs_without_models_are_one_line(corpus, fo
         (["decode", tmp_path / "file"], "is no safetensors file"),
         (["decode", folder / "base" / "model.safetensors"], "holds no registers"),
         (["assemble", tmp_path, "--data", corpus.directory, "--out", tmp_path / "m"], "holds no run"),
-        (["generate"], "no model is built in yet"),
     ):
         failed = run(*arguments)
         assert isinstance(failed.exception, ValueError)

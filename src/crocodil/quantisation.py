@@ -1,7 +1,7 @@
 """Matrices as int8 with one scale a row: a quarter of the size of float32.
 
-A row's scale spans its largest value. Clipping was measured and left out: among spans of 0.8 to 1 of the
-largest value, 1 has the least squared error on every row of Gaussian matrices, and of heavier tails.
+A row's scale spans its largest value. Clipping that value to 0.95 or less of itself was measured and left out: it
+lessens the squared error of no row, neither of trained matrices nor of random ones with heavier tails.
 """
 
 import torch

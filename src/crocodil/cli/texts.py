@@ -84,12 +84,15 @@ def print_texts(made: Generation, format: Format, *, timings: bool, about: dict[
 
 
 def summarise(made: Generation) -> None:
+    typer.echo(cost_line(made), err=True)
+
+
+def cost_line(made: Generation) -> str:
     cost, count = made.cost, len(made.texts)
-    typer.echo(
+    return (
         f"{count} text{'s' if count > 1 else ''} in {made.seconds:.1f} s: {cost.demasker_calls} demasker, "
         f"{cost.denoiser_calls} denoiser and {cost.encoder_calls} encoder calls; "
-        f"NFE {made.nfe:.1f} a text, {made.flop_nfe:.1f} by FLOPs" + (f" ({made.note})" if made.note else ""),
-        err=True,
+        f"NFE {made.nfe:.1f} a text, {made.flop_nfe:.1f} by FLOPs" + (f" ({made.note})" if made.note else "")
     )
 
 
