@@ -101,7 +101,10 @@ def assemble(
     found = {name: directory / path for name, path in _NETWORKS.items() if (directory / path).exists()}
     if "demasker" not in found:
         raise ValueError(f"{directory} has no finished stage guided: there is nothing to make a model of")
-    settings = Settings(length=run["length"], largest_offset=run["prior_objective"]["largest_offset"])
+    lengths = tuple(run["lengths"])
+    settings = Settings(
+        length=lengths[0], lengths=lengths, largest_offset=run["prior_objective"]["largest_offset"]
+    )
     qwen = run["pretrained"]["qwen"]
     model = Crocodil.assemble(
         found,
