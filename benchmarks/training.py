@@ -145,11 +145,12 @@ def measure_stages(options, scratch: Path, ranks: Ranks, rate: float) -> None:
     if adapts:
         return
 
-    for split in ("train", "valid"):
+    views = [(name, programs) for name in ("train", "valid") for programs in place.programs(run, name)]
+    for split, programs in views:
         cache_registers(
             encoder,
-            corpus.programs(split, length=run.length),
-            place.out / "registers" / split,
+            programs,
+            place.out / "registers" / f"{split}-{programs.length}",
             shape=(run.num_prior_registers, run.prior.register_width),
             batch_size=512,
             ranks=ranks,

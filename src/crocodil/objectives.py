@@ -10,14 +10,21 @@ from typing import TypeAlias
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from crocodil.models.demasker import Demasker
 from crocodil.models.llada import LLaDA
 from crocodil.models.register_denoiser import RegisterDenoiser
 from crocodil.processes.gaussian import add_noise, block_offsets, effective_time, sample_base_time
-from crocodil.processes.masking import demasking_loss, mask_prob_at, mask_tokens, sample_given
+from crocodil.processes.masking import (
+    Masked,
+    bare_canvas,
+    demasking_loss,
+    mask_prob_at,
+    mask_tokens,
+    sample_given,
+)
 from crocodil.processes.registers import (
     block_index,
     noise_std_for_cosine,
@@ -26,7 +33,7 @@ from crocodil.processes.registers import (
     sample_prefix_length,
 )
 from crocodil.seeding import Streams
-from crocodil.shapes import PerSample, Positions, PrefixLength, RegisterBank, TokenIds
+from crocodil.shapes import PerSample, Positions, PrefixLength, RegisterBank, RegisterTime, TokenIds
 
 Encode: TypeAlias = Callable[[TokenIds, Positions | None], RegisterBank]  # tokens, which are hidden
 Loss: TypeAlias = Float[Tensor, ""]
@@ -51,6 +58,8 @@ class PriorObjective:
     largest_offset: float = 0.1  # of the block offsets (decision D4); 0 trains without them (App. G)
     condition_drop_rate: float = 0.1  # how often Algorithm 4 shows the null condition (decision D15)
     given_rate: float = 0.25  # how often only a prefix, a suffix or both are visible (D24); 0 in the paper
+    bare_rate: float = 0.0  # share of a batch with a bare canvas: one denoiser is then both priors (D15)
+    self_condition_rate: float = 0.5  # share that sees an earlier guess, if the denoiser can (D25)
 
 
 def base_loss(
@@ -92,7 +101,7 @@ def prior_loss(
 ) -> Loss:
     """Algorithm 5: the unconditional prior, on registers z_0 = h_phi(x_0) of the frozen encoder (line 3)."""
     noisy_registers, time = _diffuse(registers, objective, streams)  # lines 2 and 4
-    return F.mse_loss(denoiser(noisy_registers, time), registers)  # line 5
+    return F.mse_loss(_denoised(denoiser, noisy_registers, time, objective), registers)  # line 5
 
 
 def conditional_prior_loss(
@@ -108,19 +117,51 @@ def conditional_prior_loss(
     """Algorithm 4: the conditional prior, on registers z_0 = h_phi(x_0) of the frozen encoder (line 2).
 
     `encode_condition` is h_phi, held fixed by the caller, or a second encoder h_mu that learns along
-    (Sec. 4.3.2, comment iii).
+    (Sec. 4.3.2, comment iii). At `bare_rate` the canvas is bare, as where generation starts: it is encoded once
+    for all these samples, since they share it.
     """
-    noisy_registers, diffusion_time = _diffuse(registers, objective, streams)  # lines 3-4
+    noisy_registers, time = _diffuse(registers, objective, streams)  # lines 3-4
+    num_bare = round(objective.bare_rate * len(tokens))
+    predicted = []
+    if num_bare:
+        bare = encode_condition(*bare_canvas(tokens, mask_id=mask_id))
+        predicted += [_denoised(denoiser, noisy_registers[:num_bare], time[:num_bare], objective, bare)]
+    if num_bare < len(tokens):
+        own = Streams(streams.keys[num_bare:])
+        condition = encode_condition(*_partly_visible(tokens[num_bare:], objective, mask_id, own))  # lines 5-6
+        keep = own.at("keep condition").uniform() >= objective.condition_drop_rate
+        predicted += [_denoised(denoiser, noisy_registers[num_bare:], time[num_bare:], objective, condition, keep)]
+    return F.mse_loss(torch.cat(predicted), registers)  # line 7
+
+
+def _partly_visible(tokens: TokenIds, objective: PriorObjective, mask_id: int, streams: Streams) -> Masked:
     given = sample_given(tokens.shape[1], objective.given_rate, streams=streams.at("given"))
     # Where something is given, nothing else is visible: this is how decoding with given tokens begins.
-    mask_prob = streams.at("mask time").uniform().masked_fill(given.any(dim=1), 1.0)  # line 5
-    noisy_tokens, hidden = mask_tokens(  # line 6
-        tokens, mask_prob, mask_id=mask_id, streams=streams.at("mask"), given=given
-    )
-    condition = encode_condition(noisy_tokens, hidden)
-    keep = streams.at("keep condition").uniform() >= objective.condition_drop_rate
-    predicted = denoiser(noisy_registers, diffusion_time, condition=condition, keep_condition=keep)
-    return F.mse_loss(predicted, registers)  # line 7
+    mask_prob = streams.at("mask time").uniform().masked_fill(given.any(dim=1), 1.0)
+    return mask_tokens(tokens, mask_prob, mask_id=mask_id, streams=streams.at("mask"), given=given)
+
+
+def _denoised(
+    denoiser: RegisterDenoiser,
+    noisy_registers: RegisterBank,
+    time: RegisterTime,
+    objective: PriorObjective,
+    condition: Float[Tensor, "_ C E"] | None = None,
+    keep: Bool[Tensor, "B"] | None = None,
+) -> RegisterBank:
+    """The clean bank; some samples see what the network guessed without seeing a guess (decision D25)."""
+    if not denoiser.config.self_conditioned:
+        return denoiser(noisy_registers, time, condition=condition, keep_condition=keep)
+    guess, num_seeing = torch.zeros_like(noisy_registers), round(objective.self_condition_rate * len(time))
+    if num_seeing:
+        with torch.no_grad():
+            guess[:num_seeing] = denoiser(
+                noisy_registers[:num_seeing],
+                time[:num_seeing],
+                condition=None if condition is None else condition[:num_seeing],  # one row stays one
+                keep_condition=None if keep is None else keep[:num_seeing],
+            )
+    return denoiser(noisy_registers, time, guess=guess, condition=condition, keep_condition=keep)
 
 
 def sample_visible_registers(num_registers: int, objective: DemaskerObjective, streams: Streams) -> PrefixLength:

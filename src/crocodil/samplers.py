@@ -392,6 +392,7 @@ class PriorSampling:
     num_steps: int = 128  # Sec. 5; 32 for the conditional prior
     largest_offset: float = 0.1  # as in training (decision D4)
     eta: float = 0.0
+    self_conditioned: bool = False  # the denoiser sees its guess of the step before (decision D25)
 
 
 @torch.no_grad()
@@ -405,15 +406,15 @@ def draw_registers(
 ) -> Draw:
     """z_0 = G_psi(eps), brought to the sphere that the demasker knows (decision D20).
 
-    `denoise` is g_psi(z_s, s), also called with what is `known`: a condition.
+    `denoise` is g_psi(z_s, s), also called with what is `known`, a condition, and with its last guess if it wants.
     """
     noise: Float[Tensor, "B K D"] = streams.at("noise").normal(sampling.num_registers, sampling.register_width)
     offsets = block_offsets(block_index(sampling.num_registers), largest=sampling.largest_offset)
     times = ddim_times(sampling.num_steps, offsets)
     known = known or {}
-    how = (denoise, sampling.eta, tuple(known))
+    how = (denoise, sampling.eta, sampling.self_conditioned, tuple(known))
 
-    def step(*inputs: Tensor | None) -> RegisterBank:
+    def step(*inputs: Tensor | None) -> tuple[RegisterBank, RegisterBank]:
         return engine.play(partial(_denoise_once, *how), how, (*inputs, *known.values()))
 
     registers = walk(step, noise, times, offsets=offsets, eta=sampling.eta, streams=streams)
@@ -423,15 +424,18 @@ def draw_registers(
 def _denoise_once(
     denoise: Callable[..., RegisterBank],
     eta: float,
+    self_conditioned: bool,
     names: tuple[str, ...],
     noisy_registers: RegisterBank,
+    guess: RegisterBank,
     time: RegisterTime,
     next_time: RegisterTime,
     fresh: RegisterBank | None,
     *known: Tensor,
-) -> RegisterBank:
-    clean = denoise(noisy_registers, time, **dict(zip(names, known, strict=True)))
-    return ddim_step(noisy_registers, clean, time, next_time, eta=eta, fresh=fresh)
+) -> tuple[RegisterBank, RegisterBank]:
+    options = dict(zip(names, known, strict=True)) | ({"guess": guess} if self_conditioned else {})
+    clean = denoise(noisy_registers, time, **options)
+    return ddim_step(noisy_registers, clean, time, next_time, eta=eta, fresh=fresh), clean
 
 
 # ---------------------------------------------------------------- Algorithms 2, 3 and 6

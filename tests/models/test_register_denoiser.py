@@ -90,7 +90,7 @@ def test_what_does_not_fit_is_refused():
 def test_a_remembered_condition_is_the_condition():
     model, time = tiny.denoiser(CONDITIONAL), tiny.streams(3).uniform(NUM_REGISTERS)
     for condition in (tiny.bank(3) + 1, None):
-        remembered = model.remember(condition, batch_size=3)
+        remembered = model.remember(condition)
         assert torch.equal(
             model(tiny.bank(3), time, remembered=remembered), model(tiny.bank(3), time, condition=condition)
         )

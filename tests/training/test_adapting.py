@@ -72,7 +72,7 @@ def short(run, **other):
     """The paper's run with fewer registers, on a CPU, for a few steps."""
     loop = LoopConfig(num_steps=4, batch_size=4, learning_rate=1e-2, average_decay=0.0, evaluate_every=100)
     return replace(
-        run, length=64, guided_loop=loop, base_loop=loop, prior_loop=loop, conditional_loop=loop,
+        run, lengths=(64,), guided_loop=loop, base_loop=loop, prior_loop=loop, conditional_loop=loop,
         encoder_warmup_steps=1, prior=replace(run.prior, num_registers=2, width=32, num_layers=1, num_heads=2),
         conditional=replace(run.conditional, num_registers=2, width=32, num_layers=1, num_heads=2), **other,
     )  # fmt: skip
@@ -86,7 +86,7 @@ def test_the_stages_of_the_paper_run_on_two_public_checkpoints(corpus, folders, 
     for stage in ("guided", "registers", "prior", "conditional"):
         assert run_stage(stage, run, place)
     assert load_model(tmp_path / "guided" / "model" / "encoder").config == run.encoder
-    assert place.registers("train").bank.shape[1:] == (2, run.encoder.register_width)
+    assert place.registers(run, "train")[0].bank.shape[1:] == (2, run.encoder.register_width)
 
 
 def test_adapters_learn_the_backbone_rests_and_the_saved_model_is_plain(corpus, folders, tmp_path):
@@ -178,11 +178,11 @@ def test_single_fields_of_a_run_are_set_by_name(corpus):
             "no field 'guided_loop.batchsize': at 'batchsize' there are num_steps, batch_size",
         ),
         ("nonsense=3", "no field 'nonsense'"),
-        ("length.more=3", "at 'more' there are no fields"),
-        ("length=long", "length is 64: 'long' is no int"),
+        ("lengths.more=3", "at 'more' there are no fields"),
+        ("lengths=long", "lengths is .64,.: 'long' is no tuple"),
         ("guided_loop.bf16=1", "1 is no bool"),
         ("guided_loop=3", "guided_loop has fields of its own"),
-        ("length", "a change is NAME=VALUE, not 'length'"),
+        ("lengths", "a change is NAME=VALUE, not 'lengths'"),
     ],
 )
 def test_an_unknown_field_or_value_is_one_clear_line(corpus, change, message):

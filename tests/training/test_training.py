@@ -65,7 +65,7 @@ def test_cached_registers_are_the_encoders(trained, corpus):
     place = Place(corpus, trained, trained)
     encoder = load_model(trained / "guided" / "model" / "encoder").eval()
     programs = corpus.programs("valid", length=64)
-    cached = place.registers("valid")
+    cached = place.registers(tiny(corpus), "valid")[0]
     assert len(cached) == len(programs)
     ends = np.array([0, len(programs) - 1])
     tokens = torch.from_numpy(programs.batch(ends))

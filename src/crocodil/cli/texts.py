@@ -48,8 +48,8 @@ def fitting(pipe: Crocodil, text: str, file: Path) -> str:
     kept, lost = pipe.fitting(text)
     if lost:
         typer.echo(
-            f"crocodil: {file} is longer than the model's {pipe.settings.length} tokens: the last {len(lost)} of "
-            f"{len(text)} characters are cut, from {lost[:30]!r} on",
+            f"crocodil: {file} is longer than the model's {pipe.settings.lengths[-1]} tokens: the last "
+            f"{len(lost)} of {len(text)} characters are cut, from {lost[:30]!r} on",
             err=True,
         )
     return kept

@@ -100,8 +100,6 @@ def assemble(
     top_p: Annotated[float | None, typer.Option(min=0, max=1, help="Of generated tokens.")] = None,
 ) -> None:
     """Make a model folder of the finished stages of a run; settings that are not given are the paper's."""
-    from dataclasses import replace
-
     from crocodil.corpus.shards import TOKENIZER_FILE
     from crocodil.pipeline import Crocodil, Settings
     from crocodil.training.run import read_record
@@ -110,14 +108,19 @@ def assemble(
     found = _finished_networks(directory, without or ())
     if "demasker" not in found:
         raise ValueError(f"{directory} has no finished stage guided: there is nothing to make a model of")
-    settings = Settings(length=run["length"], largest_offset=run["prior_objective"]["largest_offset"])
     asked: dict[str, Any] = {
         "prior_steps": prior_steps,
         "refresh_steps": refresh_steps,
         "temperature": temperature,
         "top_p": top_p,
     }
-    settings = replace(settings, **{name: value for name, value in asked.items() if value is not None})
+    lengths = tuple(run["lengths"])
+    settings = Settings(
+        length=lengths[0],
+        lengths=lengths,
+        largest_offset=run["prior_objective"]["largest_offset"],
+        **{name: value for name, value in asked.items() if value is not None},
+    )
     qwen = run["pretrained"]["qwen"]
     model = Crocodil.assemble(
         found,

@@ -162,7 +162,17 @@ class Programs:
         return canvas
 
     def batch(self, numbers: Sequence[int] | NDArray) -> NDArray[np.int64]:
-        return np.stack([self[int(number)] for number in numbers])
+        """Several programs at once, as fast as memory allows."""
+        rows = self.index[np.asarray(numbers)]
+        canvases = np.full((len(rows), self.length), self.eos, dtype=np.int64)
+        canvases[:, 0] = self.bos
+        places = np.arange(self.length - 1)
+        is_text = places < rows["length"][:, None]
+        for shard in np.unique(rows["shard"]):
+            own = rows["shard"] == shard
+            where = (rows["start"][own, None] + places)[is_text[own]]
+            canvases[:, 1:][own[:, None] & is_text] = self.shards[shard].tokens[where]
+        return canvases
 
     @property
     def num_tokens(self) -> int:

@@ -18,8 +18,8 @@ from crocodil.shapes import RegisterBank, RegisterTime
 
 Tokens = Float[Tensor, "B K W"]
 Modulation = Float[Tensor, "B K S W"]  # S shifts, scales and gates for every register
-Condition = Float[Tensor, "B C E"]
-Context = Float[Tensor, "2 B H C P"]  # keys and values of every head
+Condition = Float[Tensor, "_ C E"]  # of every sample, or one for all
+Context = Float[Tensor, "2 _ H C P"]  # keys and values of every head
 
 _TIME_FEATURES = 256
 _NORM_EPS = 1e-6
@@ -35,6 +35,7 @@ class RegisterDenoiserConfig:
     mlp_ratio: int = 4
     condition_width: int | None = None  # of the vectors in a condition; None: no cross-attention
     condition_length: int = 0  # how many vectors a condition has
+    self_conditioned: bool = False  # sees its guess of the step before (decision D25)
 
     def __post_init__(self) -> None:
         if self.width % self.num_heads:
@@ -49,6 +50,7 @@ class RegisterDenoiser(nn.Module):
         self.config = config
         width = config.width
         self.enter = nn.Linear(config.register_width, width)
+        self.enter_guess = nn.Linear(config.register_width, width, bias=False) if config.self_conditioned else None
         self.places = nn.Parameter(torch.zeros(config.num_registers, width))
         self.time = nn.Sequential(nn.Linear(_TIME_FEATURES, width), nn.SiLU(), nn.Linear(width, width))
         self.time_modulation = nn.Linear(width, 6 * width)
@@ -62,6 +64,7 @@ class RegisterDenoiser(nn.Module):
         noisy_registers: RegisterBank,
         diffusion_time: RegisterTime,
         *,
+        guess: RegisterBank | None = None,
         condition: Condition | None = None,
         keep_condition: Bool[Tensor, "B"] | None = None,
         remembered: Float[Tensor, "layers *context"] | None = None,
@@ -69,8 +72,9 @@ class RegisterDenoiser(nn.Module):
         """The clean registers.
 
         Without a condition, or for samples that do not keep theirs, a conditional denoiser sees its trained
-        null condition: one network can then serve as both priors (decision D15). What `remember` gave stands in
-        for a condition that does not change from call to call.
+        null condition: one network can then serve as both priors (decision D15). A condition of one row is shared
+        by all samples. What `remember` gave stands in for a condition that does not change from call to call.
+        `guess` is what was predicted a step ago, where this denoiser looks at it; zero, the default, is none.
         """
         if noisy_registers.shape[1:] != (self.config.num_registers, self.config.register_width):
             raise ValueError(
@@ -80,21 +84,25 @@ class RegisterDenoiser(nn.Module):
         if condition is not None and self.enter_condition is None:
             raise ValueError("this denoiser was built without cross-attention: it takes no condition")
         entered = self.enter(noisy_registers.to(self.enter.weight.dtype))
+        if guess is not None:
+            if self.enter_guess is None:
+                raise ValueError("this denoiser was built without self-conditioning: it takes no guess")
+            entered = entered + self.enter_guess(guess.to(self.enter_guess.weight.dtype))
         tokens = entered + self.places.to(entered.dtype)  # half precision under autocast, as all that follows
         time = self.time(time_features(diffusion_time).to(tokens.dtype))
         modulation = rearrange(self.time_modulation(F.silu(time)), "b k (s w) -> b k s w", s=6)
         entered = None
         if self.enter_condition is not None and remembered is None:
-            entered = self.enter_condition(condition, keep_condition, batch_size=len(tokens))
+            entered = self.enter_condition(condition, keep_condition)
         for number, block in enumerate(self.blocks):
             tokens = block(tokens, modulation, entered if remembered is None else remembered[number])
         shift, scale = (self.last_table.to(time.dtype) + time[:, :, None]).unbind(dim=2)
         return self.leave(modulate(tokens, shift, scale)).to(noisy_registers.dtype)
 
-    def remember(self, condition: Condition | None, *, batch_size: int) -> Float[Tensor, "layers *context"]:
+    def remember(self, condition: Condition | None) -> Float[Tensor, "layers *context"]:
         """What all layers look up in a condition, or in the null condition: more work than the registers are."""
         assert self.enter_condition is not None
-        entered = self.enter_condition(condition, None, batch_size=batch_size)
+        entered = self.enter_condition(condition, None)
         crossings = [block.cross for block in self.blocks if isinstance(block, Block)]
         return torch.stack([cross.keys_and_values(entered) for cross in crossings if cross is not None])
 
@@ -103,13 +111,14 @@ class RegisterDenoiser(nn.Module):
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 nn.init.xavier_uniform_(module.weight, generator=generator)
-                nn.init.zeros_(module.bias)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
         for name, parameter in self.named_parameters():
             if name.endswith("table"):
                 nn.init.normal_(parameter, std=self.config.width**-0.5, generator=generator)
             elif name.endswith("places") or (name.startswith("time") and parameter.ndim == 2):
                 nn.init.normal_(parameter, std=0.02, generator=generator)
-            elif name.endswith(("cross.out.weight", "leave.weight")):
+            elif name.endswith(("cross.out.weight", "leave.weight", "enter_guess.weight")):
                 nn.init.zeros_(parameter)
             elif name.endswith("null"):  # as large as a register
                 nn.init.normal_(parameter, generator=generator)
@@ -130,10 +139,8 @@ class ConditionEntry(nn.Module):
             nn.Linear(config.width, config.width),
         )
 
-    def forward(
-        self, condition: Condition | None, keep: Bool[Tensor, "B"] | None, *, batch_size: int
-    ) -> Float[Tensor, "B C W"]:
-        null = self.null.expand(batch_size, -1, -1)
+    def forward(self, condition: Condition | None, keep: Bool[Tensor, "B"] | None) -> Float[Tensor, "_ C W"]:
+        null = self.null[None]  # shared by all samples
         if condition is None:
             condition = null
         elif condition.shape[1:] != self.null.shape:
@@ -160,7 +167,7 @@ class Block(nn.Module):
         )
 
     def forward(
-        self, tokens: Tokens, modulation: Modulation, context: Float[Tensor, "B C W"] | Context | None
+        self, tokens: Tokens, modulation: Modulation, context: Float[Tensor, "_ C W"] | Context | None
     ) -> Tokens:
         """`context` is the condition at the denoiser's width, or already its keys and values."""
         shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = (self.table.to(modulation.dtype) + modulation).unbind(
@@ -171,6 +178,7 @@ class Block(nn.Module):
         if self.cross is not None:
             assert context is not None
             known = self.cross.keys_and_values(context) if context.ndim == 3 else context
+            known = known.expand(-1, len(tokens), -1, -1, -1)  # one condition for all, or one for each
             tokens = tokens + self.cross(tokens, known)
         return tokens + mlp_gate * self.mlp(modulate(tokens, mlp_shift, mlp_scale))
 
@@ -183,7 +191,7 @@ class Attention(nn.Module):
         self.key_value = nn.Linear(width, 2 * width)
         self.out = nn.Linear(width, width)
 
-    def keys_and_values(self, context: Float[Tensor, "B C W"]) -> Context:
+    def keys_and_values(self, context: Float[Tensor, "_ C W"]) -> Context:
         return rearrange(self.key_value(context), "b c (s h p) -> s b h c p", s=2, h=self.num_heads)
 
     def forward(self, tokens: Tokens, context: Context) -> Tokens:

@@ -81,6 +81,7 @@ class RegisterEncoder(nn.Module):
         `valid` marks the text in a right-padded batch, the whole by default. `hidden` positions are blocked
         from attention, so that the registers depend on the visible tokens alone (App. E).
         """
+        whole = valid is None and hidden is None
         if valid is None:
             valid = torch.ones_like(tokens, dtype=torch.bool)
         visible = valid if hidden is None else valid & ~hidden
@@ -90,8 +91,9 @@ class RegisterEncoder(nn.Module):
             text = text.to(torch.get_autocast_dtype(text.device.type))
         states = self.backbone(
             inputs_embeds=torch.cat([text, self._tail(text)], dim=1),
-            position_ids=self._positions(valid),
-            attention_mask=self._attention_mask(visible),
+            # Without masks the backbone is causal by itself, and faster.
+            position_ids=None if whole else self._positions(valid),
+            attention_mask=None if whole else self._attention_mask(visible),
         ).last_hidden_state[:, -self.config.num_registers :]
         return normalise(states if self.register_map is None else self.register_map(states))
 

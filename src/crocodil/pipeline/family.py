@@ -67,7 +67,7 @@ class Crocodil:
     settings: Settings
     demasker: Demasker
     encoder: RegisterEncoder
-    prior: RegisterDenoiser | None = None  # None: the conditional prior with its null condition (decision D15)
+    prior: RegisterDenoiser | None = None  # None: the conditional prior, given a bare canvas (decision D15)
     conditional: RegisterDenoiser | None = None
     condition_encoder: RegisterEncoder | None = None  # None: the encoder (Sec. 4.3.2, comment iii)
     base: LLaDA | None = None  # trained by itself; None: the demasker with an empty prefix (decision D14)
@@ -155,7 +155,10 @@ class Crocodil:
 
     @torch.no_grad()
     def encode(self, texts: Sequence[str], *, cut: bool = False, batch_size: int | None = None) -> RegisterBank:
-        """Registers, K for each text; `registers[:, :k]` is the coarser description that decodes as well."""
+        """Registers, K for each text; `registers[:, :k]` is the coarser description that decodes as well.
+
+        All are of canvases of one length, `canvas_length(texts)`.
+        """
         tokens = self.tokens_of(texts, cut=cut)
         size = batch_size or self.affordable_batch(tokens.shape[1])
         return torch.cat([self._encode(some) for some in tokens.split(size)])
@@ -216,7 +219,8 @@ class Crocodil:
         on_call: OnCall | None = None,
     ) -> Generation:
         """Algorithm 6: what `num_registers` of each text, all by default, say about it."""
-        decoding, tokens = self.decoding(None, calls, choices), self.tokens_of(texts, cut=cut)
+        tokens = self.tokens_of(texts, cut=cut)
+        decoding = self.decoding(tokens.shape[1], calls, choices)
 
         def sample(places: range, canvas: TokenIds, streams: Streams) -> Samples:
             return samplers.autoencode(
@@ -248,7 +252,7 @@ class Crocodil:
             raise ValueError(f"an interpolation has at least its two ends, not {steps} steps")
         first, second = self.encode([a, b], cut=cut).split(1)
         mixed = [interpolate(first, second, mix_weight=step / (steps - 1)) for step in range(steps)]
-        return self.decode(torch.cat(mixed), calls=calls, choices=choices)
+        return self.decode(torch.cat(mixed), calls=calls, length=self.canvas_length([a, b]), choices=choices)
 
     # ------------------------------------------------------------ seeds -> text
 
@@ -296,7 +300,7 @@ class Crocodil:
         def first(canvas: TokenIds, streams: Streams) -> Draw:
             if given:
                 return self.draw_given(canvas, streams, num_steps=self.settings.prior_steps)
-            return self.draw(streams)
+            return self.draw(streams, length=canvas.shape[1])
 
         return lambda places, canvas, streams: samplers.con_within_disc(
             lambda drawn: first(canvas, drawn),
@@ -312,18 +316,31 @@ class Crocodil:
 
     # ------------------------------------------------------------ registers from the priors
 
-    def draw(self, streams: Streams) -> Draw:
-        """Registers of a text like those of the training data."""
+    def draw(self, streams: Streams, *, length: int | None = None) -> Draw:
+        """Registers of a text like those of the training data, on a canvas of this length."""
         prior = self.conditional if self.prior is None else self.prior
         if prior is None:
             raise ValueError(
                 "this model has no prior: it encodes and decodes, and generates with method base only"
             )
         known = None
-        if prior.enter_condition is not None:
-            known = {"remembered": prior.remember(None, batch_size=len(streams))}
+        if prior is self.conditional:
+            known = {"remembered": self._remembered_bare(length or self.settings.length)}
         sampling = self._sampling(prior, self.settings.prior_steps)
         return samplers.draw_registers(prior, sampling, known=known, streams=streams, engine=self.engine)
+
+    @torch.no_grad()
+    def _remembered_bare(self, length: int) -> Tensor:
+        """A conditional prior alone draws given a bare canvas (decision D15), which is encoded once for ever."""
+        if length not in self._bare_canvases:
+            assert self.conditional is not None
+            condition = self.condition(self.canvas(length)[None])
+            self._bare_canvases[length] = self.conditional.remember(condition)
+        return self._bare_canvases[length]
+
+    @cached_property
+    def _bare_canvases(self) -> dict[int, Tensor]:
+        return {}
 
     @torch.no_grad()
     def draw_given(self, tokens: TokenIds, streams: Streams, *, num_steps: int) -> Draw:
@@ -334,7 +351,7 @@ class Crocodil:
         drawn = samplers.draw_registers(
             conditional,
             self._sampling(conditional, num_steps),
-            known={"remembered": conditional.remember(self.condition(tokens), batch_size=len(tokens))},
+            known={"remembered": conditional.remember(self.condition(tokens))},
             streams=streams,
             engine=self.engine,
         )
@@ -352,6 +369,7 @@ class Crocodil:
             register_width=prior.config.register_width,
             num_steps=num_steps,
             largest_offset=self.settings.largest_offset,
+            self_conditioned=prior.config.self_conditioned,
         )
 
     # ------------------------------------------------------------ canvases and plans
@@ -371,13 +389,29 @@ class Crocodil:
         assert self.tokenizer.special.mask is not None
         return self.tokenizer.special.mask
 
+    def at_length(self, length: int) -> "Crocodil":
+        """The same model on canvases of this length alone."""
+        if length not in self.settings.lengths:
+            raise ValueError(
+                f"this model was trained on canvases of {_listed(self.settings.lengths)} tokens, not {length}"
+            )
+        settings = dataclasses.replace(self.settings, length=length, lengths=(length,))
+        return dataclasses.replace(self, settings=settings)
+
     def fitting(self, text: str) -> tuple[str, str]:
-        """The part of a text for which the canvas has room, and the rest."""
-        return cut_to_fit(text, self.tokenizer, length=self.settings.length)
+        """The part of a text for which the longest canvas has room, and the rest."""
+        return cut_to_fit(text, self.tokenizer, length=self.settings.lengths[-1])
+
+    def canvas_length(self, texts: Sequence[str]) -> int:
+        """The model's own where it has room for all texts, else the first longer one that does, or the longest."""
+        longer = [length for length in self.settings.lengths if length >= self.settings.length]
+        needed = 1 + max((len(ids) for ids in self.tokenizer.encode_all(texts)), default=0)
+        return next((length for length in longer if length >= needed), longer[-1])
 
     def tokens_of(self, texts: Sequence[str], *, cut: bool = False) -> TokenIds:
-        """Texts as canvases of the model's length."""
-        return text_canvases(texts, self.tokenizer, length=self.settings.length, cut=cut).to(self.device)
+        """Texts as canvases of one length."""
+        length = self.canvas_length(texts)
+        return text_canvases(texts, self.tokenizer, length=length, cut=cut).to(self.device)
 
     def canvas(self, length: int, given: Given = NOTHING) -> Int[Tensor, "N"]:
         """The beginning and what is given; the rest is masked."""
@@ -385,8 +419,8 @@ class Crocodil:
 
     def decoding(self, length: int | None, calls: int | None, choices: Choices) -> Decoding:
         length = self.settings.length if length is None else length
-        if not 2 <= length <= self.settings.length:
-            raise ValueError(f"this model fills canvases of 2 to {self.settings.length} tokens, not {length}")
+        if not 2 <= length <= self.settings.lengths[-1]:
+            raise ValueError(f"this model fills canvases of 2 to {self.settings.lengths[-1]} tokens, not {length}")
         block_size = length if choices.block_size is None else choices.block_size
         if calls is None:
             calls = length // block_size * max(1, block_size // TOKENS_A_CALL)
@@ -466,6 +500,10 @@ class Crocodil:
     def _largest_prior(self) -> RegisterDenoiser | None:
         priors = [prior for prior in (self.prior, self.conditional) if prior is not None]
         return max(priors, key=num_parameters, default=None)
+
+
+def _listed(lengths: Sequence[int]) -> str:
+    return " and ".join(map(str, lengths))
 
 
 def _mean(value: Callable[[Cost], float], costs: Sequence[Cost]) -> float:

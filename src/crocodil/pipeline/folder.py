@@ -38,13 +38,17 @@ NETWORKS: dict[str, type[nn.Module]] = {
 class Settings:
     """How a model is used: written beside its weights."""
 
-    length: int  # of the canvases it was trained on, in tokens
+    length: int  # of a canvas in tokens, unless another is asked for
+    lengths: tuple[int, ...] = ()  # of all canvases it was trained on; none: of that length alone
     largest_offset: float = 0.1  # of the priors' block offsets, as in training (decision D4)
     prior_steps: int = 128  # Sec. 5
     refresh_steps: int = 32  # Sec. 5
     temperature: float = 1.0  # of generated tokens
     top_p: float = 1.0
     guidance: float = 1.0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "lengths", tuple(sorted({*self.lengths, self.length})))  # JSON has lists
 
 
 def write_folder(

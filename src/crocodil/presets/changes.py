@@ -28,6 +28,8 @@ def _with(config: Any, name: str, path: list[str], value: Any) -> Any:
         return replace(config, **{first: _with(old, name, rest, value)})
     if is_dataclass(old):
         raise ValueError(f"{name} has fields of its own: set one of {', '.join(f.name for f in fields(old))}")
+    if isinstance(old, tuple) and isinstance(value, list):
+        value = tuple(value)  # JSON has no other
     fits = isinstance(value, type(old)) or (isinstance(old, float) and type(value) is int)
     if not fits or (isinstance(value, bool) and not isinstance(old, bool)):
         raise ValueError(f"{name} is {old!r}: {value!r} is no {type(old).__name__}")

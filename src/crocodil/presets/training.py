@@ -24,7 +24,7 @@ def tiny(corpus: Corpus) -> Run:
     )  # fmt: skip
     prior = RegisterDenoiserConfig(num_registers=4, register_width=32, width=64, num_layers=2, num_heads=4)
     return Run(
-        length=64,
+        lengths=(64,),
         demasker=_demasker(corpus, width=64, num_layers=2, num_heads=4, num_registers=8, register_width=32),
         encoder=_encoder(corpus, width=64, num_layers=2, num_heads=4, num_registers=8, register_width=32),
         prior=prior,
@@ -38,24 +38,32 @@ def tiny(corpus: Corpus) -> Run:
 
 
 def small(corpus: Corpus) -> Run:
-    """A model of laptop size, trained on one large GPU in minutes a stage: 64 registers, 8 of them modelled."""
+    """The built-in model, minutes a stage on a GPU: 64 registers, 8 of them modelled, canvases of 256 and 512.
+
+    One denoiser is both priors: it draws given a bare canvas, which tells it the length, or given text. So stage
+    prior is left out. docs/research-log.md says how the numbers were found.
+    """
     loop = LoopConfig(
-        num_steps=6000, batch_size=512, learning_rate=1.2e-3, warmup_steps=300, decay_share=0.3, weight_decay=0.1,
-        average_decay=0.9995, bf16=True, compile_blocks=True, evaluate_every=500, save_every=2000,
+        num_steps=6000, batch_size=256, learning_rate=1.2e-3, warmup_steps=300, decay_share=0.3, weight_decay=0.1,
+        average_decay=0.9995, bf16=True, compile_blocks=True, evaluate_every=1000, save_every=3000,
     )  # fmt: skip
     prior_loop = replace(loop, num_steps=10_000, batch_size=4096, learning_rate=1e-3, weight_decay=0.01)
-    prior = RegisterDenoiserConfig(num_registers=8, register_width=256, width=512, num_layers=12, num_heads=4)
+    prior = RegisterDenoiserConfig(
+        num_registers=8, register_width=256, width=512, num_layers=7, num_heads=4, self_conditioned=True
+    )
     return Run(
-        length=256,
-        demasker=_demasker(corpus, width=512, num_layers=12, num_heads=4, num_registers=64, register_width=256),
-        encoder=_encoder(corpus, width=512, num_layers=6, num_heads=4, num_registers=64, register_width=256),
+        lengths=(256, 512),
+        demasker=_demasker(corpus, width=512, num_layers=8, num_heads=4, num_registers=64, register_width=256),
+        encoder=_encoder(corpus, width=512, num_layers=4, num_heads=4, num_registers=64, register_width=256),
         prior=prior,
         conditional=_on_condition(prior, num_registers=64),
         base_loop=loop,
         guided_loop=loop,
         prior_loop=prior_loop,
-        conditional_loop=replace(prior_loop, batch_size=1024),
-        encoder_warmup_steps=300,
+        conditional_loop=prior_loop,
+        guided_objective=DemaskerObjective(prefix_ends_with_block=True),
+        prior_objective=PriorObjective(bare_rate=0.75, condition_drop_rate=0.0),
+        encoder_warmup_steps=0,
         encode_batch=2048,
     )
 
@@ -79,7 +87,7 @@ def paper(corpus: Corpus, pretrained: Pretrained) -> Run:
     )  # fmt: skip
     prior = RegisterDenoiserConfig(register_width=encoder.register_width)
     return Run(
-        length=length,
+        lengths=(length,),
         demasker=DemaskerConfig(
             backbone=backbone, num_registers=encoder.num_registers, register_width=encoder.register_width
         ),

@@ -17,7 +17,11 @@ from crocodil.seeding import Streams
 from crocodil.shapes import PerSample, RegisterBank, RegisterTime
 
 Denoise: TypeAlias = Callable[[RegisterBank, RegisterTime], RegisterBank]  # g_psi(z_s, s) -> z_0
-Step: TypeAlias = Callable[[RegisterBank, RegisterTime, RegisterTime, RegisterBank | None], RegisterBank]
+# z_s, the z_0 guessed a step ago, s, the next s, fresh noise -> the next z_s and this step's guess
+Step: TypeAlias = Callable[
+    [RegisterBank, RegisterBank, RegisterTime, RegisterTime, RegisterBank | None],
+    tuple[RegisterBank, RegisterBank],
+]
 Offsets: TypeAlias = Float[Tensor, "K"]
 
 SCHEDULE_SHIFT = 0.008  # Nichol and Dhariwal (2021), "Improved DDPM", Sec. 3.2
@@ -83,9 +87,14 @@ def ddim(
     """
 
     def step(
-        registers: RegisterBank, time: RegisterTime, next_time: RegisterTime, fresh: RegisterBank | None
-    ) -> RegisterBank:
-        return ddim_step(registers, denoise(registers, time), time, next_time, eta=eta, fresh=fresh)
+        registers: RegisterBank,
+        _: RegisterBank,
+        time: RegisterTime,
+        next_time: RegisterTime,
+        fresh: RegisterBank | None,
+    ) -> tuple[RegisterBank, RegisterBank]:
+        clean = denoise(registers, time)
+        return ddim_step(registers, clean, time, next_time, eta=eta, fresh=fresh), clean
 
     return walk(step, noise, times, offsets=offsets, eta=eta, streams=streams)
 
@@ -99,20 +108,20 @@ def walk(
     eta: float = 0.0,
     streams: Streams | None = None,
 ) -> RegisterBank:
-    """From noise to registers, a step at a time."""
+    """From noise to registers, a step at a time; before the first the guess is zero."""
     if any(later >= earlier for earlier, later in pairwise(times)) or len(times) < 2:
         raise ValueError(f"DDIM's base times must fall from step to step, these do not: {list(times)}")
     if offsets.max() + times[-1] > 0:
         raise ValueError(f"base time {times[-1]} leaves noise: it must end at {-offsets.max():.3g}")
     if eta and streams is None:
         raise ValueError("eta > 0 draws fresh noise: pass streams")
-    registers = noise
+    registers, guess = noise, torch.zeros_like(noise)
     base_times = torch.tensor(times, device=noise.device)[:, None].expand(-1, len(noise))
     time = effective_time(base_times[0], offsets.to(noise.device))
     for number, base_time in enumerate(base_times[1:]):
         next_time = effective_time(base_time, offsets.to(noise.device))
         fresh = streams.at("ddim", number).normal(*noise.shape[1:]) if eta and streams else None
-        registers = step(registers, time, next_time, fresh)
+        registers, guess = step(registers, guess, time, next_time, fresh)
         time = next_time
     return registers
 

@@ -53,6 +53,13 @@ def mask_tokens(
     return Masked(tokens.masked_fill(hidden, mask_id), hidden)
 
 
+def bare_canvas(tokens: TokenIds, *, mask_id: int) -> Masked:
+    """What generation starts from: the beginning that all samples share, and nothing behind it; one row."""
+    hidden = torch.ones_like(tokens[:1], dtype=torch.bool)
+    hidden[:, 0] = False
+    return Masked(tokens[:1].masked_fill(hidden, mask_id), hidden)
+
+
 def sample_given(num_tokens: int, rate: float, *, streams: Streams) -> Positions:
     """What is given of each sample: nothing, or at `rate` a prefix, a suffix, or both (decision D24).
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from functools import partial
+from statistics import fmean
 
 from crocodil.pipeline import Crocodil
 from crocodil.pipeline.machine import num_parameters
@@ -48,4 +49,4 @@ def base_compute_share(pipe: Crocodil, training: Mapping[str, Row]) -> float | N
 
 def _flops(record: Row, loop: str, num_weights: int) -> float:
     own = record[loop]
-    return FLOPS_A_WEIGHT * num_weights * float(own["num_steps"]) * own["batch_size"] * record["length"]
+    return FLOPS_A_WEIGHT * num_weights * float(own["num_steps"]) * own["batch_size"] * fmean(record["lengths"])

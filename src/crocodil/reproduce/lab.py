@@ -141,8 +141,8 @@ def _split(streams: Streams, pipe: Crocodil) -> list[Streams]:
 
 
 def with_steps(pipe: Crocodil, setting: Setting) -> Crocodil:
-    steps = {"prior_steps": setting.prior_steps, "refresh_steps": setting.refresh_steps}
-    return replace(pipe, settings=replace(pipe.settings, **steps))
+    settings = replace(pipe.settings, prior_steps=setting.prior_steps, refresh_steps=setting.refresh_steps)
+    return replace(pipe, settings=settings)
 
 
 def fingerprint(pipe: Crocodil) -> str:

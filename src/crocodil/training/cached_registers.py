@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 
 import numpy as np
@@ -31,7 +31,18 @@ class CachedRegisters:
         return len(self.bank)
 
     def batch(self, numbers: np.ndarray, device: str) -> Tensor:
+        if self.fits(device):
+            return self.resident(device)[torch.from_numpy(numbers).to(device)].float()
         return torch.from_numpy(np.asarray(self.bank[numbers])).to(device).float()
+
+    @cache  # noqa: B019 (a run keeps its banks to its end)
+    def fits(self, device: str) -> bool:
+        """Whether an accelerator can hold all of it beside its work."""
+        return device.startswith("cuda") and 8 * self.bank.nbytes < torch.cuda.mem_get_info(device)[0]
+
+    @cache  # noqa: B019
+    def resident(self, device: str) -> Tensor:
+        return torch.from_numpy(np.array(self.bank)).to(device)
 
 
 @torch.no_grad()
@@ -60,10 +71,12 @@ def cache_registers(
     ):
         bank = _open_bank(unfinished / _FILE, (len(programs), *shape), ranks)
         for start in range(share.start, share.stop, batch_size):
-            numbers = np.arange(start, min(start + batch_size, share.stop))
+            # The last batch reaches back for programs that are done: of another size it would compile anew.
+            first = max(share.start, min(start, share.stop - batch_size))
+            numbers = np.arange(first, min(first + batch_size, share.stop))
             tokens = torch.from_numpy(programs.batch(numbers)).to(ranks.device)
             bank[numbers] = encode(tokens)[:, : shape[0]].half().cpu().numpy()
-            advance(len(numbers))
+            advance(min(batch_size, share.stop - start))
         bank.flush()
     return CachedRegisters(target)
 

@@ -44,12 +44,10 @@ def estimates(run: Run, *, num_devices: int = 1) -> list[Estimate]:
     resting = count(base) if adapters else 0
     guided = count(encoder) + count(demasker) - resting + adapters
     wide, narrow = run.demasker.backbone, run.encoder
-    prefix = run.demasker.num_registers + 2
-    text = Activity(run.length, wide.num_layers * wide.width, wide.width, run.length / 2 * wide.vocab_size)
-    beside = Activity(
-        run.length + prefix, wide.num_layers * wide.width, wide.width, 0.625 * run.length * wide.vocab_size
-    )
-    reading = Activity(run.length + prefix, narrow.num_layers * narrow.width, narrow.width)
+    length, prefix = max(run.lengths), run.demasker.num_registers + 2
+    text = Activity(length, wide.num_layers * wide.width, wide.width, length / 2 * wide.vocab_size)
+    beside = Activity(length + prefix, wide.num_layers * wide.width, wide.width, 0.625 * length * wide.vocab_size)
+    reading = Activity(length + prefix, narrow.num_layers * narrow.width, narrow.width)
     bank = Activity(run.num_prior_registers, run.prior.num_layers * run.prior.width, run.prior.width)
     learning = run.condition_encoder_learns
     return [

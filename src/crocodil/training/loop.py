@@ -146,7 +146,7 @@ def prepare(stage: Stage, config: LoopConfig, ranks: Ranks) -> None:
         if config.recompute_blocks:
             _recompute(block)
         if config.compile_blocks:
-            block.compile()
+            block.compile(dynamic=False)  # a run has few shapes, and each deserves its own kernels
     shard(stage.modules().values(), stage.repeated_blocks(), ranks, bf16=config.bf16)
 
 
@@ -250,7 +250,8 @@ def _evaluated(stage: Stage, state: TrainState, config: LoopConfig) -> dict[str,
         module.eval()
     device = next(iter(state.parameters.values())).device.type
     autocast = torch.autocast(device, dtype=torch.bfloat16, enabled=config.bf16)
-    with averaged_weights(state), torch.no_grad(), autocast:
+    eager = torch.compiler.set_stance("force_eager")  # too little work to compile anything for
+    with averaged_weights(state), torch.no_grad(), autocast, eager:
         found = stage.evaluate()
     for module in modules:
         module.train()

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from crocodil.atomic import whole_file
 from crocodil.checkpoints import load_llada, load_model, load_qwen3_embedding, save_model
-from crocodil.corpus.shards import TOKENIZER_FILE, Corpus
+from crocodil.corpus.shards import TOKENIZER_FILE, Corpus, Programs
 from crocodil.distributed import Ranks, whole
 from crocodil.encoding import encode_tokens
 from crocodil.models.demasker import Demasker, DemaskerConfig
@@ -46,7 +46,7 @@ class Pretrained:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    length: int  # of the programs, in tokens
+    lengths: tuple[int, ...]  # of the programs in tokens; several take turns, the first is the usual one
     demasker: DemaskerConfig
     encoder: RegisterEncoderConfig
     prior: RegisterDenoiserConfig
@@ -91,10 +91,16 @@ class Place:
             raise ValueError(
                 f"the corpus has a vocabulary of {vocab_size}, the run one of {run.demasker.backbone.vocab_size}"
             )
-        train_split, valid_split = (self.corpus.programs(name, length=run.length) for name in ("train", "valid"))
         return Data(
-            train=train_split, valid=valid_split, batch_size=loop.batch_size, seed=loop.seed, device=self.device
+            train=self.programs(run, "train"),
+            valid=self.programs(run, "valid"),
+            batch_size=loop.batch_size,
+            seed=loop.seed,
+            device=self.device,
         )
+
+    def programs(self, run: Run, split: str) -> list[Programs]:
+        return [self.corpus.programs(split, length=length) for length in run.lengths]
 
     def finished(self, stage: str, module: str) -> Path:
         """Where an earlier stage left a network."""
@@ -108,11 +114,13 @@ class Place:
         assert isinstance(encoder, RegisterEncoder)
         return encoder.eval()
 
-    def registers(self, split: str) -> CachedRegisters:
-        directory = self.source / "registers" / split
-        if not directory.exists():
-            raise ValueError(f"{directory} is missing: run stage registers first")
-        return CachedRegisters(directory)
+    def registers(self, run: Run, split: str) -> list[CachedRegisters]:
+        """Of every length."""
+        directories = [self.source / "registers" / f"{split}-{length}" for length in run.lengths]
+        for directory in directories:
+            if not directory.exists():
+                raise ValueError(f"{directory} is missing: run stage registers first")
+        return [CachedRegisters(directory) for directory in directories]
 
 
 def base_stage(run: Run, place: Place) -> tuple[Stage, LoopConfig]:
@@ -181,8 +189,8 @@ def prior_stage(run: Run, place: Place) -> tuple[Stage, LoopConfig]:
     denoiser = RegisterDenoiser(run.prior).init_weights(generator_for("prior", loop.seed))
     stage = PriorStage(
         place.put(denoiser),
-        place.registers("train"),
-        place.registers("valid"),
+        place.registers(run, "train"),
+        place.registers(run, "valid"),
         place.data(run, loop),
         run.prior_objective,
     )
@@ -196,8 +204,8 @@ def conditional_stage(run: Run, place: Place) -> tuple[Stage, LoopConfig]:
     stage = ConditionalPriorStage(
         place.put(denoiser),
         encoder.requires_grad_(run.condition_encoder_learns),
-        place.registers("train"),
-        place.registers("valid"),
+        place.registers(run, "train"),
+        place.registers(run, "valid"),
         place.data(run, loop),
         run.demasker.backbone.mask_id,
         run.prior_objective,
@@ -279,16 +287,20 @@ def _whole_weights(module: nn.Module, *, kept: bool) -> dict[str, Tensor]:
 
 def _cache(run: Run, place: Place, out: Path) -> None:
     encoder, retokenizer = place.trained_encoder(), _retokenizer(run, place)
+    if run.prior_loop.compile_blocks:
+        for layer in encoder.backbone.layers:
+            layer.compile(dynamic=False)
     for split in ("train", "valid"):
-        cache_registers(
-            lambda tokens: encode_tokens(encoder, tokens, retokenizer=retokenizer),
-            place.corpus.programs(split, length=run.length),
-            out / split,
-            shape=(run.num_prior_registers, run.prior.register_width),
-            batch_size=run.encode_batch,
-            ranks=place.ranks,
-            bf16=run.prior_loop.bf16,
-        )
+        for programs in place.programs(run, split):
+            cache_registers(
+                lambda tokens: encode_tokens(encoder, tokens, retokenizer=retokenizer),
+                programs,
+                out / f"{split}-{programs.length}",
+                shape=(run.num_prior_registers, run.prior.register_width),
+                batch_size=run.encode_batch,
+                ranks=place.ranks,
+                bf16=run.prior_loop.bf16,
+            )
 
 
 def default_device() -> str:

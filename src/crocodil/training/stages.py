@@ -5,9 +5,11 @@ these are, and every random draw, follow from the seed, the step and the place a
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from statistics import fmean
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -18,7 +20,7 @@ from crocodil.corpus.shards import Programs
 from crocodil.encoding import encode_tokens
 from crocodil.models.demasker import Demasker
 from crocodil.models.llada import LLaDA
-from crocodil.models.register_denoiser import RegisterDenoiser
+from crocodil.models.register_denoiser import RegisterDenoiser, RegisterDenoiserConfig
 from crocodil.models.register_encoder import RegisterEncoder
 from crocodil.objectives import (
     DemaskerObjective,
@@ -28,13 +30,17 @@ from crocodil.objectives import (
     guided_loss,
     prior_loss,
 )
-from crocodil.processes.masking import stratified_times
+from crocodil.processes.gaussian import Denoise
+from crocodil.processes.masking import bare_canvas, stratified_times
+from crocodil.samplers import PriorSampling
 from crocodil.seeding import Streams
+from crocodil.shapes import RegisterBank
 from crocodil.tokenization import Retokenizer
 from crocodil.training.cached_registers import CachedRegisters
 from crocodil.training.loop import Phase
 from crocodil.training.lora import learned_parameters
 from crocodil.training.validation import (
+    NUM_DRAW_STEPS,
     accuracy_by_mask_prob,
     denoising_by_time,
     gap_of_drawn,
@@ -53,31 +59,44 @@ from crocodil.training.work import (
 
 @dataclass(frozen=True, kw_only=True)
 class Data:
-    """Programs of train and valid, and the key under which they are drawn."""
+    """Programs of train and valid at every length, and the key under which they are drawn.
 
-    train: Programs
-    valid: Programs
+    Lengths take turns, a step each, so that every batch has one shape.
+    """
+
+    train: Sequence[Programs]
+    valid: Sequence[Programs]
     batch_size: int
     seed: int = 0
     num_valid: int = 128
     device: str = "cpu"
 
     def __post_init__(self) -> None:
-        for name, programs in (("train", self.train), ("valid", self.valid)):
-            if not len(programs):
-                raise ValueError(f"the {name} split holds no program of at most {programs.length} tokens")
+        for name, views in (("train", self.train), ("valid", self.valid)):
+            for programs in views:
+                if not len(programs):
+                    raise ValueError(f"the {name} split holds no program of at most {programs.length} tokens")
+
+    @property
+    def lengths(self) -> list[int]:
+        return [programs.length for programs in self.train]
 
     @cached_property
-    def order(self) -> Order:
-        return Order(len(self.train), f"train {self.seed}")
+    def orders(self) -> list[Order]:
+        return [Order(len(programs), f"train {self.seed}") for programs in self.train]
+
+    def turn(self, step: int) -> int:
+        """Whose turn it is: the place of a length among all."""
+        return step % len(self.train)
 
     def numbers(self, step: int, places: range) -> np.ndarray:
-        """Which programs stand at these places of a step's batch."""
-        first = step * self.batch_size
-        return self.order.at(np.arange(first + places.start, first + places.stop))
+        """Which programs of their length stand at these places of a step's batch."""
+        first = step // len(self.train) * self.batch_size
+        return self.orders[self.turn(step)].at(np.arange(first + places.start, first + places.stop))
 
     def tokens(self, step: int, places: range) -> Tensor:
-        return torch.from_numpy(self.train.batch(self.numbers(step, places))).to(self.device)
+        programs = self.train[self.turn(step)]
+        return torch.from_numpy(programs.batch(self.numbers(step, places))).to(self.device)
 
     def streams(self, step: int, places: range) -> Streams:
         return Streams.of("train", self.seed, step, samples=places, device=self.device)
@@ -88,15 +107,28 @@ class Data:
         index = torch.arange(places.start, places.stop, device=self.device)
         return stratified_times(index, batch_size=self.batch_size, shift=shift)
 
-    @cached_property
-    def held_out_numbers(self) -> np.ndarray:
-        """The programs that validation looks at, always the same."""
-        count = min(self.num_valid, len(self.valid))
-        return Order(len(self.valid), "valid").at(np.arange(count))
+    def mean_work(self, work: Callable[[int], Work]) -> Work:
+        """Of a sample, over all lengths."""
+        works = [work(length) for length in self.lengths]
+        return Work(fmean(one.tokens for one in works), fmean(one.flops for one in works))
 
-    @cached_property
-    def held_out(self) -> Tensor:
-        return torch.from_numpy(self.valid.batch(self.held_out_numbers)).to(self.device)
+    def held_out(self) -> Iterator["HeldOut"]:
+        """The programs that validation looks at, always the same, for every length."""
+        for turn, programs in enumerate(self.valid):
+            count = min(self.num_valid, len(programs))
+            numbers = Order(len(programs), "valid").at(np.arange(count))
+            tokens = torch.from_numpy(programs.batch(numbers)).to(self.device)
+            suffix = f", length {programs.length}" if len(self.valid) > 1 else ""
+            yield HeldOut(turn, numbers, tokens, suffix)
+
+
+class HeldOut(NamedTuple):
+    """Validation programs of one length."""
+
+    turn: int
+    numbers: np.ndarray
+    tokens: Tensor
+    suffix: str  # of the names of what is measured on them
 
 
 @dataclass
@@ -120,7 +152,9 @@ class BaseStage:
         return list(self.demasker.blocks)
 
     def work(self) -> Work:
-        length = self.data.train.length
+        return self.data.mean_work(self._work)
+
+    def _work(self, length: int) -> Work:
         flops = demasker_flops(self.demasker.config, positions=length, rows=length / 2)  # half is hidden
         return Work(length, LEARNING * flops)
 
@@ -134,11 +168,15 @@ class BaseStage:
         )
 
     def evaluate(self) -> dict[str, float]:
-        return accuracy_by_mask_prob(
-            lambda noisy, rows: self.demasker(noisy, rows=rows),
-            self.data.held_out,
-            mask_id=self.demasker.config.mask_id,
-        )
+        found: dict[str, float] = {}
+        for held_out in self.data.held_out():
+            found |= accuracy_by_mask_prob(
+                lambda noisy, rows: self.demasker(noisy, rows=rows),
+                held_out.tokens,
+                mask_id=self.demasker.config.mask_id,
+                suffix=held_out.suffix,
+            )
+        return found
 
 
 @dataclass
@@ -171,7 +209,10 @@ class GuidedStage:
         return [*self.demasker.backbone.blocks, *self.encoder.backbone.layers]
 
     def work(self) -> Work:
-        length, backbone = self.data.train.length, self.demasker.config.backbone
+        return self.data.mean_work(self._work)
+
+    def _work(self, length: int) -> Work:
+        backbone = self.demasker.config.backbone
         positions = length + self.demasker.config.num_registers + 2
         hidden = self.objective.all_mask_rate + (1 - self.objective.all_mask_rate) / 2
         demasker = demasker_flops(backbone, positions=positions, rows=hidden * length)
@@ -195,12 +236,13 @@ class GuidedStage:
 
     def evaluate(self) -> dict[str, float]:
         """With all registers, and with none."""
-        tokens, mask_id = self.data.held_out, self.demasker.config.backbone.mask_id
-        registers = self.encode(tokens)
+        mask_id = self.demasker.config.backbone.mask_id
         found: dict[str, float] = {}
-        for suffix, bank in (("", registers), (" without registers", registers[:, :0])):
-            demask = partial(self._demask, bank)
-            found |= accuracy_by_mask_prob(demask, tokens, mask_id=mask_id, suffix=suffix)
+        for held_out in self.data.held_out():
+            registers = self.encode(held_out.tokens)
+            for kind, bank in (("", registers), (" without registers", registers[:, :0])):
+                demask, suffix = partial(self._demask, bank), kind + held_out.suffix
+                found |= accuracy_by_mask_prob(demask, held_out.tokens, mask_id=mask_id, suffix=suffix)
         return found
 
     def _demask(self, registers: Tensor, noisy_tokens: Tensor, rows: Tensor) -> Tensor:
@@ -212,8 +254,8 @@ class PriorStage:
     """Algorithm 5, on registers that were encoded once."""
 
     denoiser: RegisterDenoiser
-    registers: CachedRegisters
-    valid_registers: CachedRegisters
+    registers: Sequence[CachedRegisters]  # of every length
+    valid_registers: Sequence[CachedRegisters]
     data: Data
     objective: PriorObjective = field(default_factory=PriorObjective)
     name: str = "prior"
@@ -236,15 +278,17 @@ class PriorStage:
     def loss(self, step: int, places: range) -> Tensor:
         return prior_loss(
             self.denoiser,
-            self.registers.batch(self.data.numbers(step, places), self.data.device),
+            self.registers[self.data.turn(step)].batch(self.data.numbers(step, places), self.data.device),
             objective=self.objective,
             streams=self.data.streams(step, places),
         )
 
     def evaluate(self) -> dict[str, float]:
-        registers = self.valid_registers.batch(self.data.held_out_numbers, self.data.device)
-        gap = gap_of_drawn(self.denoiser, registers, largest_offset=self.objective.largest_offset)
-        return denoising_by_time(self.denoiser, registers) | gap
+        found: dict[str, float] = {}
+        for held_out in self.data.held_out():
+            registers = self.valid_registers[held_out.turn].batch(held_out.numbers, self.data.device)
+            found |= judged_prior(self.denoiser, registers, self.denoiser.config, self.objective, held_out.suffix)
+        return found
 
 
 @dataclass
@@ -256,8 +300,8 @@ class ConditionalPriorStage:
 
     denoiser: RegisterDenoiser
     encoder: RegisterEncoder
-    registers: CachedRegisters
-    valid_registers: CachedRegisters
+    registers: Sequence[CachedRegisters]  # of every length
+    valid_registers: Sequence[CachedRegisters]
     data: Data
     mask_id: int
     objective: PriorObjective = field(default_factory=PriorObjective)
@@ -279,18 +323,22 @@ class ConditionalPriorStage:
         return [*self.denoiser.blocks, *self.encoder.backbone.layers]
 
     def work(self) -> Work:
-        positions = self.data.train.length + self.encoder.config.num_registers
+        return self.data.mean_work(self._work)
+
+    def _work(self, length: int) -> Work:
+        positions = length + self.encoder.config.num_registers
         encoder = (LEARNING if self.encoder_learns else RESTING) * encoder_flops(
             self.encoder.config, positions=positions
         )
-        return Work(self.data.train.length, LEARNING * denoiser_flops(self.denoiser.config) + encoder)
+        denoiser = LEARNING * denoiser_flops(self.denoiser.config)
+        return Work(length, denoiser + (1 - self.objective.bare_rate) * encoder)
 
     def loss(self, step: int, places: range) -> Tensor:
         return conditional_prior_loss(
             self.denoiser,
             self.encode,
             self.data.tokens(step, places),
-            self.registers.batch(self.data.numbers(step, places), self.data.device),
+            self.registers[self.data.turn(step)].batch(self.data.numbers(step, places), self.data.device),
             objective=self.objective,
             mask_id=self.mask_id,
             streams=self.data.streams(step, places),
@@ -301,12 +349,36 @@ class ConditionalPriorStage:
             return encode_tokens(self.encoder, tokens, hidden, retokenizer=self.retokenizer)
 
     def evaluate(self) -> dict[str, float]:
-        """With half of the tokens visible, and with the null condition."""
-        registers = self.valid_registers.batch(self.data.held_out_numbers, self.data.device)
-        noisy, hidden = half_hidden(self.data.held_out, mask_id=self.mask_id)
-        denoise_half = partial(self.denoiser, condition=self.encode(noisy, hidden))
+        """Of a bare canvas, and of one with half of its tokens visible."""
         found: dict[str, float] = {}
-        for suffix, denoise in (("", self.denoiser), (", half visible", denoise_half)):
-            found |= denoising_by_time(denoise, registers, suffix=suffix)
-            found |= gap_of_drawn(denoise, registers, largest_offset=self.objective.largest_offset, suffix=suffix)
+        for held_out in self.data.held_out():
+            registers = self.valid_registers[held_out.turn].batch(held_out.numbers, self.data.device)
+            views = {
+                "": bare_canvas(held_out.tokens, mask_id=self.mask_id),
+                ", half visible": half_hidden(held_out.tokens, mask_id=self.mask_id),
+            }
+            for kind, (noisy, hidden) in views.items():
+                denoise = partial(self.denoiser, condition=self.encode(noisy, hidden))
+                suffix = kind + held_out.suffix
+                found |= judged_prior(denoise, registers, self.denoiser.config, self.objective, suffix)
         return found
+
+
+def judged_prior(
+    denoise: Denoise,
+    registers: RegisterBank,
+    config: RegisterDenoiserConfig,
+    objective: PriorObjective,
+    suffix: str,
+) -> dict[str, float]:
+    """How well registers are denoised, and how far drawn ones are from encoded ones."""
+    sampling = PriorSampling(
+        num_registers=config.num_registers,
+        register_width=config.register_width,
+        num_steps=NUM_DRAW_STEPS,
+        largest_offset=objective.largest_offset,
+        self_conditioned=config.self_conditioned,
+    )
+    return denoising_by_time(denoise, registers, suffix=suffix) | gap_of_drawn(
+        denoise, registers, sampling, suffix=suffix
+    )

@@ -41,21 +41,14 @@ def denoising_by_time(denoise: Denoise, registers: RegisterBank, *, suffix: str 
 
 
 def gap_of_drawn(
-    denoise: Denoise, registers: RegisterBank, *, largest_offset: float, suffix: str = ""
+    denoise: Denoise, registers: RegisterBank, sampling: PriorSampling, *, suffix: str = ""
 ) -> dict[str, float]:
     """How far drawn registers are from encoded ones: PRDC, register by register (App. E).
 
     All would be near 1 if the prior were perfect; coverage shows first that it is not.
     """
-    num_samples, num_registers, register_width = registers.shape
-    if num_samples <= NEAREST:
+    if len(registers) <= NEAREST:
         return {}
-    sampling = PriorSampling(
-        num_registers=num_registers,
-        register_width=register_width,
-        num_steps=NUM_DRAW_STEPS,
-        largest_offset=largest_offset,
-    )
     drawn, _ = draw_registers(denoise, sampling, streams=_streams(registers).at("draw"))
     found = prdc_per_register(registers, drawn, nearest=NEAREST).mean._asdict()
     return {f"valid {name} of drawn registers{suffix}": value for name, value in found.items()}

@@ -18,7 +18,7 @@ LEARNING, PASSING, RESTING = 3, 2, 1  # a network that learns, that only hands g
 class Work:
     """Of one sample in one training step."""
 
-    tokens: int
+    tokens: float
     flops: float
 
 
