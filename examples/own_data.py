@@ -1,0 +1,121 @@
+"""Fine-tune a model on your own folder of Python code, on one device.
+
+    python examples/own_data.py my/code --out mine
+    crocodil generate --model mine/model
+
+The corpus takes the model's own vocabulary. Encoder and demasker learn first; then the denoiser learns the
+registers of the new encoder, as both priors in one. A run that was stopped goes on when the same command is given
+again.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+
+from crocodil.corpus.build import build
+from crocodil.distributed import Ranks
+from crocodil.objectives import DemaskerObjective, PriorObjective
+from crocodil.pipeline import Crocodil
+from crocodil.pipeline.folder import BUILTIN, TOKENIZER_FILE, model_folder
+from crocodil.presets.corpora import own_python
+from crocodil.tokenization import Retokenizer
+from crocodil.training.cached_registers import CachedRegisters, cache_registers
+from crocodil.training.checkpointing import TrainState
+from crocodil.training.loop import LoopConfig, averaged_weights, train
+from crocodil.training.stages import ConditionalPriorStage, Data, GuidedStage
+
+
+def main(
+    source: Annotated[Path, typer.Argument(help="A folder of Python files.")],
+    out: Annotated[Path, typer.Option(help="For the corpus, both stages, and the new model.")],
+    model: Annotated[str, typer.Option(help="The model to start from: a folder, or builtin.")] = BUILTIN,
+    steps: Annotated[int, typer.Option(help="Of each of the two stages.")] = 1000,
+    batch_size: Annotated[int, typer.Option(help="Programs a step.")] = 32,
+    learning_rate: Annotated[float, typer.Option(help="The highest; it rises, then falls to 0.")] = 1e-4,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; the accelerator where there is one.")] = None,
+) -> None:
+    """Fine-tune a model on a folder of Python code."""
+    pipe = Crocodil.from_pretrained(model, device=device, dtype=torch.float32)
+    if pipe.conditional is None:
+        raise ValueError("this model has no conditional prior to start from")
+    recipe = replace(own_python(source), tokenizer=model_folder(model) / TOKENIZER_FILE)
+    corpus = build(recipe, out / "corpus")
+    loop = LoopConfig(
+        num_steps=steps, batch_size=batch_size, learning_rate=learning_rate, warmup_steps=steps // 10,
+        average_decay=0.99, bf16=pipe.device.type == "cuda", evaluate_every=500, save_every=100,
+    )  # fmt: skip
+    train_split, valid_split = (
+        [corpus.programs(name, length=length) for length in pipe.settings.lengths] for name in ("train", "valid")
+    )
+    data = Data(train=train_split, valid=valid_split, batch_size=batch_size, device=str(pipe.device))
+
+    guided = guided_stage(pipe, data)
+    with averaged_weights(finished(guided, loop, out / "guided")):
+        conditional = conditional_stage(pipe, guided, out / "registers")
+        with averaged_weights(finished(conditional, loop, out / "conditional")):
+            # A base and a prior of their own would still be those of the old data.
+            replace(pipe, prior=None, base=None).save_pretrained(out / "model")
+    typer.echo(f"{out / 'model'}: try `crocodil generate --model {out / 'model'}`")
+
+
+def guided_stage(pipe: Crocodil, data: Data) -> GuidedStage:
+    """Algorithm 1, from the model's encoder and demasker: nothing is fresh, so nothing needs a warm-up."""
+    own = pipe.encoder_tokenizer
+    return GuidedStage(
+        pipe.encoder,
+        pipe.demasker,
+        data,
+        DemaskerObjective(prefix_ends_with_block=True),
+        warmup_steps=0,
+        retokenizer=None if own is None else Retokenizer(pipe.tokenizer, own),
+    )
+
+
+def conditional_stage(pipe: Crocodil, guided: GuidedStage, cache: Path) -> ConditionalPriorStage:
+    """Algorithm 4, from the model's denoiser; three quarters of a batch are bare canvases (decision D15)."""
+    assert pipe.conditional is not None
+    return ConditionalPriorStage(
+        pipe.conditional,
+        (pipe.condition_encoder or pipe.encoder).requires_grad_(False),
+        cached_registers(pipe, guided, cache, "train"),
+        cached_registers(pipe, guided, cache, "valid"),
+        guided.data,
+        pipe.mask_id,
+        PriorObjective(largest_offset=pipe.settings.largest_offset, bare_rate=0.75, condition_drop_rate=0.0),
+        retokenizer=guided.retokenizer,
+    )
+
+
+def cached_registers(pipe: Crocodil, guided: GuidedStage, cache: Path, split: str) -> list[CachedRegisters]:
+    """Of every program, at every length: encoded once."""
+    assert pipe.conditional is not None
+    config, data = pipe.conditional.config, guided.data
+    return [
+        cache_registers(
+            guided.encode,
+            programs,
+            cache / f"{split}-{programs.length}",
+            shape=(config.num_registers, config.register_width),
+            batch_size=data.batch_size,
+            ranks=Ranks(device=data.device),
+        )
+        for programs in (data.train if split == "train" else data.valid)
+    ]
+
+
+def finished(stage: GuidedStage | ConditionalPriorStage, loop: LoopConfig, out: Path) -> TrainState:
+    """A stage, trained to its end."""
+    ranks = Ranks(device=stage.data.device)
+    state = train(stage, loop, out, ranks=ranks, resume=(out / "checkpoints").exists())
+    if state.step < loop.num_steps:
+        raise SystemExit(
+            f"stopped at step {state.step} of stage {stage.name}; the same command goes on from there"
+        )
+    return state
+
+
+if __name__ == "__main__":
+    typer.run(main)
