@@ -4,10 +4,10 @@
     crocodil generate --model mine/model
 
 The corpus takes the model's own vocabulary. Encoder and demasker learn first; then the denoiser learns the
-registers of the new encoder, as both priors in one. A run that was stopped goes on when the same command is given
-again.
+registers of the new encoder, as both priors in one. A stopped run goes on when the command is given again.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -16,6 +16,7 @@ import torch
 import typer
 
 from crocodil.corpus.build import build
+from crocodil.corpus.shards import Programs
 from crocodil.distributed import Ranks
 from crocodil.objectives import DemaskerObjective, PriorObjective
 from crocodil.pipeline import Crocodil
@@ -58,7 +59,7 @@ def main(
         with averaged_weights(finished(conditional, loop, out / "conditional")):
             # A base and a prior of their own would still be those of the old data.
             replace(pipe, prior=None, base=None).save_pretrained(out / "model")
-    typer.echo(f"{out / 'model'}: try `crocodil generate --model {out / 'model'}`")
+    typer.echo(f"finished: {out / 'model'}")
 
 
 def guided_stage(pipe: Crocodil, data: Data) -> GuidedStage:
@@ -77,33 +78,31 @@ def guided_stage(pipe: Crocodil, data: Data) -> GuidedStage:
 def conditional_stage(pipe: Crocodil, guided: GuidedStage, cache: Path) -> ConditionalPriorStage:
     """Algorithm 4, from the model's denoiser; three quarters of a batch are bare canvases (decision D15)."""
     assert pipe.conditional is not None
+    config = pipe.conditional.config
+
+    def cached_registers(views: Sequence[Programs], split: str) -> list[CachedRegisters]:
+        return [
+            cache_registers(
+                guided.encode,
+                programs,
+                cache / f"{split}-{programs.length}",
+                shape=(config.num_registers, config.register_width),
+                batch_size=guided.data.batch_size,
+                ranks=Ranks(device=guided.data.device),
+            )
+            for programs in views
+        ]
+
     return ConditionalPriorStage(
         pipe.conditional,
         (pipe.condition_encoder or pipe.encoder).requires_grad_(False),
-        cached_registers(pipe, guided, cache, "train"),
-        cached_registers(pipe, guided, cache, "valid"),
+        cached_registers(guided.data.train, "train"),
+        cached_registers(guided.data.valid, "valid"),
         guided.data,
         pipe.mask_id,
         PriorObjective(largest_offset=pipe.settings.largest_offset, bare_rate=0.75, condition_drop_rate=0.0),
         retokenizer=guided.retokenizer,
     )
-
-
-def cached_registers(pipe: Crocodil, guided: GuidedStage, cache: Path, split: str) -> list[CachedRegisters]:
-    """Of every program, at every length: encoded once."""
-    assert pipe.conditional is not None
-    config, data = pipe.conditional.config, guided.data
-    return [
-        cache_registers(
-            guided.encode,
-            programs,
-            cache / f"{split}-{programs.length}",
-            shape=(config.num_registers, config.register_width),
-            batch_size=data.batch_size,
-            ranks=Ranks(device=data.device),
-        )
-        for programs in (data.train if split == "train" else data.valid)
-    ]
 
 
 def finished(stage: GuidedStage | ConditionalPriorStage, loop: LoopConfig, out: Path) -> TrainState:
