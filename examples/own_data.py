@@ -24,8 +24,7 @@ from crocodil.pipeline.folder import BUILTIN, TOKENIZER_FILE, model_folder
 from crocodil.presets.corpora import own_python
 from crocodil.tokenization import Retokenizer
 from crocodil.training.cached_registers import CachedRegisters, cache_registers
-from crocodil.training.checkpointing import TrainState
-from crocodil.training.loop import LoopConfig, averaged_weights, train
+from crocodil.training.loop import LoopConfig, train
 from crocodil.training.stages import ConditionalPriorStage, Data, GuidedStage
 
 
@@ -52,13 +51,11 @@ def main(
         [corpus.programs(name, length=length) for length in pipe.settings.lengths] for name in ("train", "valid")
     )
     data = Data(train=train_split, valid=valid_split, batch_size=batch_size, device=str(pipe.device))
-
     guided = guided_stage(pipe, data)
-    with averaged_weights(finished(guided, loop, out / "guided")):
-        conditional = conditional_stage(pipe, guided, out / "registers")
-        with averaged_weights(finished(conditional, loop, out / "conditional")):
-            # A base and a prior of their own would still be those of the old data.
-            replace(pipe, prior=None, base=None).save_pretrained(out / "model")
+    learn(guided, loop, out / "guided")
+    learn(conditional_stage(pipe, guided, out / f"registers-{steps}"), loop, out / "conditional")
+    # A base and a prior of their own would still be those of the old data.
+    replace(pipe, prior=None, base=None).save_pretrained(out / "model")
     typer.echo(f"finished: {out / 'model'}")
 
 
@@ -78,7 +75,7 @@ def guided_stage(pipe: Crocodil, data: Data) -> GuidedStage:
 def conditional_stage(pipe: Crocodil, guided: GuidedStage, cache: Path) -> ConditionalPriorStage:
     """Algorithm 4, from the model's denoiser; three quarters of a batch are bare canvases (decision D15)."""
     assert pipe.conditional is not None
-    config = pipe.conditional.config
+    config, data = pipe.conditional.config, guided.data
 
     def cached_registers(views: Sequence[Programs], split: str) -> list[CachedRegisters]:
         return [
@@ -87,8 +84,8 @@ def conditional_stage(pipe: Crocodil, guided: GuidedStage, cache: Path) -> Condi
                 programs,
                 cache / f"{split}-{programs.length}",
                 shape=(config.num_registers, config.register_width),
-                batch_size=guided.data.batch_size,
-                ranks=Ranks(device=guided.data.device),
+                batch_size=data.batch_size,
+                ranks=Ranks(device=data.device),
             )
             for programs in views
         ]
@@ -96,25 +93,27 @@ def conditional_stage(pipe: Crocodil, guided: GuidedStage, cache: Path) -> Condi
     return ConditionalPriorStage(
         pipe.conditional,
         (pipe.condition_encoder or pipe.encoder).requires_grad_(False),
-        cached_registers(guided.data.train, "train"),
-        cached_registers(guided.data.valid, "valid"),
-        guided.data,
+        cached_registers(data.train, "train"),
+        cached_registers(data.valid, "valid"),
+        data,
         pipe.mask_id,
         PriorObjective(largest_offset=pipe.settings.largest_offset, bare_rate=0.75, condition_drop_rate=0.0),
         retokenizer=guided.retokenizer,
     )
 
 
-def finished(stage: GuidedStage | ConditionalPriorStage, loop: LoopConfig, out: Path) -> TrainState:
-    """A stage, trained to its end."""
-    ranks = Ranks(device=stage.data.device)
-    state = train(stage, loop, out, ranks=ranks, resume=(out / "checkpoints").exists())
+def learn(stage: GuidedStage | ConditionalPriorStage, loop: LoopConfig, out: Path) -> None:
+    """Train a stage to its end, and leave its networks with their averaged weights."""
+    state = train(stage, loop, out, ranks=Ranks(device=stage.data.device), resume=(out / "checkpoints").exists())
     if state.step < loop.num_steps:
-        raise SystemExit(
-            f"stopped at step {state.step} of stage {stage.name}; the same command goes on from there"
-        )
-    return state
+        raise SystemExit(f"stopped at step {state.step} of {loop.num_steps}: give the command again to go on")
+    with torch.no_grad():
+        for name, parameter in state.parameters.items():
+            parameter.copy_(state.averages[name])
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    try:
+        typer.run(main)
+    except ValueError as error:
+        raise SystemExit(f"own_data: {error}") from None

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -418,3 +419,17 @@ def test_ctrl_c_leaves_no_mess(folder):
     assert found.returncode == 130
     assert found.stdout == b""
     assert b"Traceback" not in found.stderr
+
+
+@pytest.mark.slow
+def test_the_example_fine_tunes_a_model_on_own_code_and_can_be_given_again(folder, tmp_path):
+    root = Path(__file__).parent.parent
+    command = [sys.executable, root / "examples" / "own_data.py", root / "src", "--model", folder]
+    command += ["--out", tmp_path / "own", "--steps", "2", "--device", "cpu"]
+    subprocess.run(command, check=True, capture_output=True)
+    tuned, before = (Crocodil.from_pretrained(path, device="cpu") for path in (tmp_path / "own" / "model", folder))
+    assert tuned.prior is tuned.base is None
+    assert not torch.equal(tuned.encode([TEXT]), before.encode([TEXT]))
+    assert tuned.generate(1, calls=4).texts
+    again = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert "models are never overwritten" in again.stderr
