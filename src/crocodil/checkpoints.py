@@ -281,7 +281,10 @@ def config_from_json(config_class: type, values: Any, source: Path) -> Any:
         name: config_from_json(types[name], value, source) if dataclasses.is_dataclass(types[name]) else value
         for name, value in values.items()
     }
-    return config_class(**fields)
+    # A frozen config has tuples, JSON has lists.
+    return config_class(
+        **{name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
+    )
 
 
 # ---------------------------------------------------------------- exact loading
