@@ -97,7 +97,7 @@ def autoencode(
     made = pipe.autoencode(texts, calls=calls, num_registers=registers, cut=True)
     console = Console(soft_wrap=True, highlight=False)
     for file, text, found in zip(files, texts, made.texts, strict=True):
-        console.rule(f"{file}: CER {character_error_rate(text, found):.4f}", align="left", characters="-")
+        console.rule(f"CER {character_error_rate(text, found):.4f}: {file}", align="left", characters="-")
         console.print(difference(text, found, coloured=console.is_terminal))
     summarise(made)
 
