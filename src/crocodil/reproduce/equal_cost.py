@@ -77,10 +77,10 @@ def show(rows: Sequence[Row], length: int) -> list[Block]:
         Table(heads, body, f"ConWithinDisc less ConThenDisc at equal cost, length {length}"),
         Text(
             f"""Between measured points the curves are taken as straight in the logarithm of the cost.
-            ConWithinDisc is no worse, in neither measure by more than the spread of both, at {good} of {len(found)} costs. A
-            difference within its spread says nothing either way, and the spread is that of clusterings and of
-            samples, not of models trained again. Costs below the cheapest ConWithinDisc, which ConThenDisc alone
-            can afford, are not compared."""
+            ConWithinDisc is no worse, in neither measure by more than the spread of both, at {good} of
+            {len(found)} costs. A difference within its spread says nothing either way, and the spread is that of
+            clusterings and of samples, not of models trained again. Costs below the cheapest ConWithinDisc,
+            which ConThenDisc alone can afford, are not compared."""
         ),
     ]
 

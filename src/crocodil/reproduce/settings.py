@@ -85,8 +85,8 @@ TINY = Setting(
     name="tiny", num_programs=8, num_copied=8, num_pairs=6, num_drawn=8, num_samples=6, num_swept=4,
     candidates=candidates((0.5, 1.0), ("most confident",)), fewest_calls=4, call_factor=16, most_guided_calls=4,
     swept_calls=(4, 32), ablation_calls=(4,), mask_probs=(0.5, 1.0), noise_stds=(0.0, 1.0),
-    diffusion_times=(0.2, 0.8), prior_steps=4, refresh_steps=2, mauve_seeds=(0, 1), mauve_buckets=2, nearest=2, num_timed=1,
-    table_rows=1, two_sentences_steps=(20, 30, 20),
+    diffusion_times=(0.2, 0.8), prior_steps=4, refresh_steps=2, mauve_seeds=(0, 1), mauve_buckets=2, nearest=2,
+    num_timed=1, table_rows=1, two_sentences_steps=(20, 30, 20),
 )  # fmt: skip
 SETTINGS = {setting.name: setting for setting in (FULL, QUICK, TINY)}
 
