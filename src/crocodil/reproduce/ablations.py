@@ -124,8 +124,8 @@ def show_register_count(rows: Sequence[Row], references: Sequence[Row]) -> Secti
     texts = [
         Text(
             f"""How many registers should guide a generation? Few say little, many are hard for the prior to draw
-            well. Here ConThenDisc is guided by the first 1, 2, 4 ... of the registers that its prior draws;
-            larger numbers need priors of their own (`--ablation-model '{NUMBER_OF_REGISTERS}16=DIR'`)."""
+            well. Here ConThenDisc, with its own temperatures and rules, is guided by the first 1, 2, 4 ... of
+            the registers that its prior draws; larger numbers need priors of their own (`--ablation-model '{NUMBER_OF_REGISTERS}16=DIR'`)."""
         ),
         Text(
             """**Better:** higher MAUVE, lower Gen-PPL at a sound entropy. **The paper (no numbers printed):** 16
@@ -139,7 +139,8 @@ def show_refresh(rows: Sequence[Row], references: Sequence[Row]) -> Section:
     texts = [
         Text(
             """ConWithinDisc draws its registers a second time, given the tokens found so far. Too early there is
-            little to go by; too late there is little left to change."""
+            little to go by; too late there is little left to change. Temperatures and rules are those that were
+            chosen for ConWithinDisc, which draws again half way."""
         ),
         Text(
             """**Better:** higher MAUVE, lower Gen-PPL at a sound entropy. **The paper (no numbers printed):**
