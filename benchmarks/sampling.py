@@ -38,7 +38,7 @@ from crocodil.samplers import (
 from crocodil.seeding import Streams, generator_for
 
 SMALL = LLaDAConfig(
-    vocab_size=8192, width=512, num_layers=12, num_heads=4, num_kv_heads=4, mlp_width=1408, rope_theta=1e4,
+    vocab_size=8192, width=512, num_layers=8, num_heads=4, num_kv_heads=4, mlp_width=1408, rope_theta=1e4,
     mask_id=0, eos_id=2, pad_id=3,
 )  # fmt: skip
 
@@ -48,9 +48,9 @@ def networks(model: str, device: str, dtype: torch.dtype):
     if model == "8b":
         shapes = (paper_demasker(), paper_encoder(), paper_prior(), paper_conditional_prior())
     else:
-        prior = RegisterDenoiserConfig(num_registers=8, register_width=256, width=512, num_layers=12, num_heads=4)
+        prior = RegisterDenoiserConfig(num_registers=8, register_width=256, width=512, num_layers=7, num_heads=4)
         encoder = RegisterEncoderConfig(
-            vocab_size=8192, width=512, num_layers=6, num_heads=4, num_kv_heads=4, head_width=128, mlp_width=1408,
+            vocab_size=8192, width=512, num_layers=4, num_heads=4, num_kv_heads=4, head_width=128, mlp_width=1408,
             end_id=2, num_registers=64, register_width=256,
         )  # fmt: skip
         demasker = DemaskerConfig(backbone=SMALL, num_registers=64, register_width=256)
@@ -191,10 +191,19 @@ def published_procedure(model: LLaDA, canvas: torch.Tensor, calls: int, temperat
     return tokens
 
 
-def against_published(demasker: Demasker, engine: Engine, device: str, model: str, calls: int = 8) -> None:
+def against_published(
+    demasker: Demasker,
+    engine: Engine,
+    device: str,
+    model: str,
+    *,
+    calls: int,
+    lengths: list[int],
+    batches: list[int],
+) -> None:
     backbone = demasker.backbone
-    for length in (256, 512, 1024):
-        for batch in (1, 16, 64):
+    for length in lengths:
+        for batch in batches:
             decoding = replace(how(backbone.config, length, calls), rule=MOST_CONFIDENT)
             canvas = canvas_of(decoding, batch, device)
             streams = Streams.of("bench", samples=range(batch), device=device)
@@ -266,6 +275,10 @@ def main() -> None:
     parser.add_argument("--model", choices=["small", "8b"], default="small")
     parser.add_argument("--only", choices=["loop", "prior", "published", "cpu"])
     parser.add_argument("--compiled", action="store_true")
+    parser.add_argument(
+        "--length", type=int, nargs="*", default=[256, 512, 1024], help="against the published one"
+    )
+    parser.add_argument("--batch", type=int, nargs="*", default=[1, 16, 64])
     options = parser.parse_args()
     device = "cpu" if options.only == "cpu" or not torch.cuda.is_available() else "cuda"
     show(
@@ -286,7 +299,10 @@ def main() -> None:
         prior_in_calls(*made, engine, device, options.model)
     if options.only in (None, "published"):
         del made[1:]
-        against_published(made[0], engine, device, options.model, calls=4 if options.model == "8b" else 8)
+        against_published(
+            made[0], engine, device, options.model,
+            calls=4 if options.model == "8b" else 8, lengths=options.length, batches=options.batch,
+        )  # fmt: skip
     return None
 
 

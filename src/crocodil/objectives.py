@@ -47,6 +47,7 @@ class DemaskerObjective:
     all_mask_rate: float = 0.25  # App. C, "all-mask utilization schedule"
     nested_dropout: bool = True  # App. C
     prefix_ends_with_block: bool = False  # k only at ends of blocks (decision D2)
+    prefix_lengths: tuple[int, ...] = ()  # k only among these, one as often as it is named (decision D2)
     empty_prefix_rate: float = 0.1  # k = 0 (decision D14)
     given_rate: float = 0.1  # how often a prefix, a suffix or both are given (decision D24); 0 in the paper
 
@@ -168,6 +169,9 @@ def sample_visible_registers(num_registers: int, objective: DemaskerObjective, s
     """k: how many registers the demasker may see (App. C; decisions D2 and D14)."""
     if not objective.nested_dropout:
         length = torch.full_like(streams.keys, num_registers)
+    elif objective.prefix_lengths:
+        choices = torch.tensor(objective.prefix_lengths, device=streams.keys.device)
+        length = choices[streams.at("length").integers(0, len(choices) - 1)]
     elif objective.prefix_ends_with_block:
         length = sample_block_end(num_registers, streams=streams.at("length"))
     else:

@@ -178,7 +178,6 @@ class Block(nn.Module):
         if self.cross is not None:
             assert context is not None
             known = self.cross.keys_and_values(context) if context.ndim == 3 else context
-            known = known.expand(-1, len(tokens), -1, -1, -1)  # one condition for all, or one for each
             tokens = tokens + self.cross(tokens, known)
         return tokens + mlp_gate * self.mlp(modulate(tokens, mlp_shift, mlp_scale))
 
@@ -197,8 +196,10 @@ class Attention(nn.Module):
     def forward(self, tokens: Tokens, context: Context) -> Tokens:
         query = rearrange(self.query(tokens), "b k (h p) -> b h k p", h=self.num_heads)
         key, value = context
+        if len(key) < len(query):  # samples that share a context are one long query
+            query = rearrange(query, "b h k p -> 1 h (b k) p")
         mixed = F.scaled_dot_product_attention(query, key, value)
-        return self.out(rearrange(mixed, "b h k p -> b k (h p)"))
+        return self.out(rearrange(mixed, "c h (b k) p -> (c b) k (h p)", k=tokens.shape[1]))
 
 
 def modulate(tokens: Tokens, shift: Tokens, scale: Tokens) -> Tokens:

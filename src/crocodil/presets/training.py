@@ -61,7 +61,7 @@ def small(corpus: Corpus) -> Run:
         guided_loop=loop,
         prior_loop=prior_loop,
         conditional_loop=prior_loop,
-        guided_objective=DemaskerObjective(prefix_ends_with_block=True),
+        guided_objective=DemaskerObjective(prefix_lengths=(1, 2, 4, 8, 8, 8, 16, 32, 64, 64)),
         prior_objective=PriorObjective(bare_rate=0.75, condition_drop_rate=0.0),
         encoder_warmup_steps=0,
         encode_batch=2048,
