@@ -282,7 +282,7 @@ def test_every_generated_row_has_three_costs_and_its_conditions(results):
 def test_compute_of_the_base_is_compared_with_all_that_the_guided_model_took(pipe, trained):
     pipe = with_base(pipe, trained / BASE)
     loop = {"num_steps": 100, "batch_size": 10}
-    run = {"length": 64, "base_loop": loop, "guided_loop": loop}
+    run = {"lengths": [64], "base_loop": loop, "guided_loop": loop}
     longer = {**run, "base_loop": {**loop, "num_steps": 1000}}
     assert base_compute_share(pipe, {"run": run}) < 1 / 2
     assert base_compute_share(pipe, {"run": run, "base": longer}) == 10 * base_compute_share(pipe, {"run": run})

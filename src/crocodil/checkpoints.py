@@ -261,7 +261,8 @@ def config_from_json(config_class: type, values: Any, source: Path) -> Any:
         name: config_from_json(types[name], value, source) if dataclasses.is_dataclass(types[name]) else value
         for name, value in values.items()
     }
-    return config_class(**fields)
+    # JSON has no tuples, and a frozen config no lists.
+    return config_class(**{name: tuple(one) if isinstance(one, list) else one for name, one in fields.items()})
 
 
 # ---------------------------------------------------------------- exact loading

@@ -125,7 +125,8 @@ def show_register_count(rows: Sequence[Row], references: Sequence[Row]) -> Secti
         Text(
             f"""How many registers should guide a generation? Few say little, many are hard for the prior to draw
             well. Here ConThenDisc, with its own temperatures and rules, is guided by the first 1, 2, 4 ... of
-            the registers that its prior draws; larger numbers need priors of their own (`--ablation-model '{NUMBER_OF_REGISTERS}16=DIR'`)."""
+            the registers that its prior draws; larger numbers need priors of their own
+            (`--ablation-model '{NUMBER_OF_REGISTERS}16=DIR'`)."""
         ),
         Text(
             """**Better:** higher MAUVE, lower Gen-PPL at a sound entropy. **The paper (no numbers printed):** 16
