@@ -314,7 +314,10 @@ def test_at_equal_cost_curves_are_straight_in_the_logarithm_of_the_cost():
     assert eight.gen_ppl.mean == pytest.approx(0.9)
     assert not eight.is_no_worse  # Gen-PPL is, by more than the spread
     assert sixteen.mauve.mean == pytest.approx(0.59 - 0.6)
-    assert equal_cost.differences(then) == []
+    table, text = equal_cost.show([*then, *within], 64)
+    assert table.body[0] == ["8.00", "-0.020 ± 0.042", "+0.900 ± 0.566", "no"]
+    assert "at 0 of 2 costs" in str(text)
+    assert equal_cost.differences(then) == equal_cost.show(then, 64) == []
 
 
 def test_runs_that_programs_share_with_training_programs_are_told_beside_those_of_real_ones(results):
@@ -462,6 +465,7 @@ def test_reproduce_goes_on_where_it_stopped_and_draws_the_same_report_from_the_f
     folder, corpus, judge_folder, tmp_path
 ):
     options = ("--preset", "tiny", "--model", folder, "--data", corpus.directory, "--judge", judge_folder)
+    options = (*options, "--length", 64)
     assert run("reproduce", "autoencoder", *options, "--out", tmp_path).exit_code == 0
     before = {file.name: file.read_bytes() for file in tmp_path.iterdir() if file.is_file()}
     rows = tmp_path / "autoencoder.jsonl"
