@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 from collections import Counter
 from dataclasses import dataclass, replace
 
@@ -11,10 +12,13 @@ from tiny_judges import save_encoder, save_language_model
 from typer.testing import CliRunner
 
 from crocodil import cli, figures
+from crocodil.checkpoints import save_model
 from crocodil.figures import Curve, Panel
+from crocodil.metrics import Run
+from crocodil.models.llada import LLaDA
 from crocodil.pipeline import Crocodil, Settings
 from crocodil.processes.masking import DecodePlan
-from crocodil.reproduce import autoencoder, published, two_sentences
+from crocodil.reproduce import autoencoder, equal_cost, published, two_sentences
 from crocodil.reproduce.contests import best
 from crocodil.reproduce.demasker import register_counts
 from crocodil.reproduce.document import Listing, Section, Table, Text, as_html, as_markdown, number, spread_around
@@ -22,18 +26,20 @@ from crocodil.reproduce.experiments import compute_all, read_all
 from crocodil.reproduce.fairness import base_compute_share
 from crocodil.reproduce.generation import speedups
 from crocodil.reproduce.judging import Court, Judge
-from crocodil.reproduce.lab import Lab
+from crocodil.reproduce.lab import Lab, with_base, with_steps
+from crocodil.reproduce.memorisation import described
 from crocodil.reproduce.report import summary, write_report
 from crocodil.reproduce.rows import Job, Store, read_rows, select
 from crocodil.reproduce.settings import EXAMPLE_CALLS, FULL, QUICK, TINY, blocks_and_calls, setting
+from crocodil.seeding import generator_for
 
 NETWORKS = {
     "demasker": "guided/model/demasker",
     "encoder": "guided/model/encoder",
     "prior": "prior/model/denoiser",
     "conditional": "conditional/model/denoiser",
-    "base": "base/model/demasker",
 }
+BASE = "base/model/demasker"
 
 
 @dataclass(frozen=True)
@@ -78,9 +84,11 @@ def judge():
 
 @pytest.fixture(scope="module")
 def pipe(trained, corpus):
+    """Without a base: that is given beside it."""
     networks = {name: trained / path for name, path in NETWORKS.items()}
     tokenizer = corpus.directory / "tokenizer.json"
-    return Crocodil.assemble(networks, tokenizer=tokenizer, settings=Settings(length=64), device="cpu")
+    settings = Settings(length=64, lengths=(48, 64))
+    return Crocodil.assemble(networks, tokenizer=tokenizer, settings=settings, device="cpu")
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +125,7 @@ def out(folder, corpus, trained, judge_folder, embedder_folder, tmp_path_factory
         "reproduce", "all", "--preset", "tiny", "--model", folder, "--data", corpus.directory,
         "--judge", judge_folder, "--embedder", embedder_folder,
         "--ablation-model", f"without register noise={folder}", "--ablation-model", f"registers 8={folder}",
-        "--run", trained, "--out", results,
+        "--run", trained, "--base", trained / BASE, "--length", 64, "--out", results,
     )  # fmt: skip
     assert made.exit_code == 0, made.output
     assert made.stdout.strip() == str(results / "report.html")
@@ -160,12 +168,20 @@ def test_published_speedups_are_ratios_of_published_costs():
 
 def test_the_full_setting_is_the_papers_protocol():
     assert (FULL.num_programs, FULL.num_pairs, FULL.num_drawn) == (1000, 1000, 5000)
-    assert (FULL.prior_steps, FULL.refresh_steps, FULL.noise_mask_prob) == (128, 32, 0.9)
-    assert FULL.calls(512, guided=True) == [8, 16, 32, 64, 128, 256, 512]
+    assert FULL.noise_mask_prob == 0.9
+    assert FULL.calls(512, guided=False) == [8, 16, 32, 64, 128, 256, 512]
+    assert FULL.calls(512, guided=True) == [8, 16, 32, 64, 128]
     assert QUICK.num_samples == 256
     assert register_counts(128) == [8, 64, 128]
     with pytest.raises(ValueError, match="no setting 'huge': take one of full, quick, tiny"):
         setting("huge")
+
+
+def test_priors_take_the_models_own_steps_unless_the_papers_are_asked_for(pipe):
+    own = replace(pipe, settings=replace(pipe.settings, prior_steps=7, refresh_steps=3))
+    for much, expected in ((FULL, (7, 3)), (FULL.with_papers_steps(), (128, 32)), (TINY, (4, 2))):
+        found = with_steps(own, much).settings
+        assert (found.prior_steps, found.refresh_steps) == expected
 
 
 # ---------------------------------------------------------------- rows
@@ -218,17 +234,32 @@ def test_chosen_is_the_highest_mauve_and_within_its_spread_the_lowest_gen_ppl():
 
 
 def test_every_method_gets_the_same_sweep_on_valid_and_one_run_on_test(out, results):
-    swept, measured = read_rows(out / "generation-sweep.jsonl"), results["generation"]
+    swept, measured = read_rows(out / "sweep.jsonl"), results["generation"]
     wanted = {(one.temperature, one.rule) for one in TINY.candidates}
     for row in measured:
-        own = select(swept, method=row["method"], calls=row["calls"])
+        method = "conthendisc" if row["method"] == "encoded registers" else row["method"]  # which it is like
+        own = select(swept, method=method, calls=TINY.swept_for(row["calls"], 64))
         assert {(one["temperature"], one["rule"]) for one in own} == wanted
         assert {one["split"] for one in own} == {"valid"}
         assert row["split"] == "test"
+        assert row["swept_at"] == own[0]["calls"]
         chosen = best(own)
         assert (row["temperature"], row["rule"]) == (chosen["temperature"], chosen["rule"])
         assert len(select(measured, method=row["method"], calls=row["calls"])) == 1
     assert {row["method"] for row in measured} >= {"base", "conthendisc", "conwithindisc"}
+
+
+def test_the_nearest_swept_number_of_calls_decides_for_all_methods_alike():
+    chosen = {calls: FULL.swept_for(calls, 512) for calls in FULL.calls(512, guided=False)}
+    assert chosen == {8: 8, 16: 8, 32: 32, 64: 32, 128: 128, 256: 128, 512: 128}
+    assert FULL.swept_for(64, 64) == 32  # no plan has more calls than tokens
+
+
+def test_ablations_take_the_choices_of_what_they_differ_from_in_one_thing(out):
+    swept = read_rows(out / "sweep.jsonl")
+    assert {row.get("method") for row in swept} == {"base", "conthendisc", "conwithindisc", None}
+    assert {row.get("registers") for row in swept} == {8, None}  # a model of its own
+    assert {row.get("variant") for row in swept} == {"without register noise", None}
 
 
 def test_no_gen_ppl_stands_without_diversity(results):
@@ -240,6 +271,7 @@ def test_no_gen_ppl_stands_without_diversity(results):
 def test_every_generated_row_has_three_costs_and_its_conditions(results):
     for row in results["generation"]:
         assert {"nfe", "flop_nfe", "seconds", "judge", "seed", "num_samples", "commit", "dtype"} <= set(row)
+        assert (row["prior_steps"], row["refresh_steps"]) == (4, 2)
         assert {"temperature", "rule", "mauve_spread", "gen_ppl_spread", "ends"} <= set(row)
     drawn = select(results["generation"], method="conthendisc", calls=4)[0]
     encoded = select(results["generation"], method="encoded registers", calls=4)[0]
@@ -247,14 +279,53 @@ def test_every_generated_row_has_three_costs_and_its_conditions(results):
     assert drawn["flop_nfe"] > encoded["flop_nfe"]
 
 
-def test_compute_of_the_base_is_compared_with_all_that_the_guided_model_took(pipe):
+def test_compute_of_the_base_is_compared_with_all_that_the_guided_model_took(pipe, trained):
+    pipe = with_base(pipe, trained / BASE)
     loop = {"num_steps": 100, "batch_size": 10}
-    run = {"length": 64, "base_loop": loop, "guided_loop": loop}
+    run = {"lengths": [64], "base_loop": loop, "guided_loop": loop}
     longer = {**run, "base_loop": {**loop, "num_steps": 1000}}
     assert base_compute_share(pipe, {"run": run}) < 1 / 2
     assert base_compute_share(pipe, {"run": run, "base": longer}) == 10 * base_compute_share(pipe, {"run": run})
     assert base_compute_share(pipe, {}) is None
     assert base_compute_share(replace(pipe, base=None), {"run": run}) is None
+
+
+def test_a_base_is_a_demasker_of_the_same_shape_without_registers(pipe, trained, tmp_path):
+    with pytest.raises(ValueError, match="holds a RegisterEncoder: a base is a LLaDA"):
+        with_base(pipe, trained / NETWORKS["encoder"])
+    smaller = LLaDA(replace(pipe.demasker.config.backbone, num_layers=1)).init_weights(generator_for("base"))
+    save_model(smaller, tmp_path / "base")
+    with pytest.raises(ValueError, match="another shape than the model's demasker"):
+        with_base(pipe, tmp_path / "base")
+
+
+def test_at_equal_cost_curves_are_straight_in_the_logarithm_of_the_cost():
+    def row(method, cost, mauve, gen_ppl):
+        return {
+            "method": method, "flop_nfe": cost, "mauve": mauve, "mauve_spread": 0.03, "gen_ppl": gen_ppl,
+            "gen_ppl_spread": 0.4,
+        }  # fmt: skip
+
+    then = [row("conthendisc", 4.0, 0.2, 30.0), row("conthendisc", 16.0, 0.6, 10.0)]
+    within = [row("conwithindisc", 8.0, 0.38, 20.9), row("conwithindisc", 32.0, 0.8, 10.0)]
+    eight, sixteen = equal_cost.differences([*then, *within])
+    assert (eight.cost, sixteen.cost) == (8, 16)
+    assert eight.mauve == pytest.approx((-0.02, math.hypot(0.03, 0.03)))
+    assert eight.gen_ppl.mean == pytest.approx(0.9)
+    assert not eight.is_no_worse  # Gen-PPL is, by more than the spread
+    assert sixteen.mauve.mean == pytest.approx(0.59 - 0.6)
+    table, text = equal_cost.show([*then, *within], 64)
+    assert table.body[0] == ["8.00", "-0.020 ± 0.042", "+0.900 ± 0.566", "no"]
+    assert "at 0 of 2 costs" in str(text)
+    assert equal_cost.differences(then) == equal_cost.show(then, 64) == []
+
+
+def test_runs_that_programs_share_with_training_programs_are_told_beside_those_of_real_ones(results):
+    (found,) = results["memorisation"]
+    assert set(found["runs"]) == {"base", "conthendisc", "conwithindisc", "real"}
+    assert all(one["num_samples"] == TINY.num_samples for one in found["runs"].values())
+    one = described([Run(60), Run(20), Run(16), Run()])
+    assert (one["mean"], one["median"], one["max"], one["long_share"]) == (24, 18, 60, 0.25)
 
 
 def test_speedups_are_of_flops_unless_asked_otherwise():
@@ -319,8 +390,8 @@ def test_a_document_is_markdown_and_html_and_leaves_out_columns_of_which_nothing
 def test_the_report_is_whole_and_understood_without_the_paper(out):
     text, html = ((out / f"report.{kind}").read_text() for kind in ("md", "html"))
     for heading in ("At a glance", "Words", "Guided demasker", "Autoencoder", "Generation", "Noise on registers",
-                    "Interpolation", "Priors", "Number of registers", "Moment of the refresh", "Samples",
-                    "Trained otherwise", "two sentences", "How it was measured"):  # fmt: skip
+                    "Interpolation", "Priors", "Memorisation", "Number of registers", "Moment of the refresh",
+                    "Samples", "Trained otherwise", "two sentences", "How it was measured"):  # fmt: skip
         assert heading in text
     assert text.count("**Better:**") >= 10
     assert "Absolute values do not compare" in text
@@ -328,6 +399,7 @@ def test_the_report_is_whole_and_understood_without_the_paper(out):
     assert "'without nested dropout=DIR'" in text  # not given, and said so
     assert "'without register noise=DIR'" not in text  # given
     assert "less compute, which flatters" in text
+    assert "the base, the one in " in text
     assert "0.956 ± 0.010" in text  # the paper's own, verbatim
     assert "<link" not in html
     assert "src=" not in html
@@ -346,6 +418,10 @@ def test_published_numbers_stand_beside_ours_verbatim_and_odd_ones_are_marked():
 def test_the_summary_holds_the_headline_numbers(results):
     found = json.loads(json.dumps(summary(results), allow_nan=False))
     assert set(found["speedup"]["64"]) == {"base", "conthendisc", "conwithindisc"}
+    assert set(found["speedup"]["64"]["base"]) == {"flops", "nfe", "seconds"}
+    assert set(found["memorisation"]["64"]) == {"base", "conthendisc", "conwithindisc", "real"}
+    assert (found["setting"], found["seed"], found["num_samples"]["64"]) == ("tiny", 0, TINY.num_samples)
+    assert {"judge", "corpus", "model", "version"} <= set(found)
     assert set(found["autoencoder_cer"]["64"]) == {"4", "16"}
     assert found["cpu_seconds_per_program"]["64"]["conwithindisc"] > 0
     for name in ("parse_share", "entropy"):
@@ -389,6 +465,7 @@ def test_reproduce_goes_on_where_it_stopped_and_draws_the_same_report_from_the_f
     folder, corpus, judge_folder, tmp_path
 ):
     options = ("--preset", "tiny", "--model", folder, "--data", corpus.directory, "--judge", judge_folder)
+    options = (*options, "--length", 64)
     assert run("reproduce", "autoencoder", *options, "--out", tmp_path).exit_code == 0
     before = {file.name: file.read_bytes() for file in tmp_path.iterdir() if file.is_file()}
     rows = tmp_path / "autoencoder.jsonl"
@@ -402,7 +479,21 @@ def test_reproduce_goes_on_where_it_stopped_and_draws_the_same_report_from_the_f
     assert after == {file.name: file.read_bytes() for file in tmp_path.iterdir() if file.is_file()}
 
 
-def test_reproduce_says_what_is_missing(tmp_path):
+def test_one_model_has_a_lab_for_each_of_its_lengths(folder, corpus, judge_folder, tmp_path):
+    options = ("--preset", "tiny", "--model", folder, "--data", corpus.directory, "--judge", judge_folder)
+    made = run("reproduce", "psnr", *options, "--out", tmp_path)
+    assert made.exit_code == 0, made.output
+    assert set(json.loads((tmp_path / "summary.json").read_text())["model"]) == {"48", "64"}
+    assert {row["length"] for row in read_rows(tmp_path / "psnr.jsonl")} == {48, 64}
+    assert "6/6 psnr, length 64" in made.stderr
+    refused = run("reproduce", "psnr", *options, "--length", 100, "--out", tmp_path).exception
+    assert "no model was trained at length 100: there is 48, 64" in str(refused)
+
+
+def test_reproduce_says_what_is_missing(tmp_path, monkeypatch):
+    with monkeypatch.context() as without:
+        without.setitem(sys.modules, "rapidfuzz", None)
+        assert "rapidfuzz not found: pip install 'crocodil[eval]'" in str(run("reproduce", "all").exception)
     assert "--data is needed" in str(run("reproduce", "all").exception)
     assert "conditions.json is missing" in str(run("reproduce", "report", "--out", tmp_path).exception)
 

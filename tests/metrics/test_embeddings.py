@@ -6,7 +6,7 @@ import pytest
 import tiny
 import torch
 
-from crocodil.metrics import EmbeddedTexts, bert_score, frontier_area, mauve, quantise
+from crocodil.metrics import EmbeddedTexts, bert_score, frontier_area, mauve, mauve_by_seed, quantise
 from crocodil.metrics.embeddings import main_components
 
 needs_faiss = pytest.mark.skipif(importlib.util.find_spec("faiss") is None, reason="needs faiss")
@@ -68,6 +68,7 @@ def test_mauve_finds_clusters_that_nobody_generates():
 @needs_faiss
 def test_other_seeds_cluster_otherwise_and_the_same_seed_alike():
     values = [mauve(*clouds(0.3), seed=seed) for seed in (0, 0, 1, 2)]
+    assert values == mauve_by_seed(*clouds(0.3), seeds=(0, 0, 1, 2))
     assert values[0] == values[1]
     assert len(set(values)) > 1
 

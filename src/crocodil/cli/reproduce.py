@@ -1,6 +1,7 @@
 """`crocodil reproduce`, all tables and figures in one report; `crocodil evaluate`, one setting or any texts."""
 
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,6 +11,7 @@ from crocodil.cli.root import app
 
 if TYPE_CHECKING:
     from crocodil.corpus.shards import Corpus
+    from crocodil.pipeline import Crocodil
     from crocodil.reproduce.judging import Court
     from crocodil.reproduce.settings import Setting
 
@@ -24,7 +26,14 @@ JUDGE = "smollm2-135m"
 def reproduce(
     experiments: Annotated[list[str], typer.Argument(help="all; some by name; or report, from the files alone.")],
     preset: Annotated[str, typer.Option(help="full (the paper's protocol), quick or tiny.")] = "full",
-    model: Annotated[list[str] | None, typer.Option(help="A model folder; one for each length.")] = None,
+    model: Annotated[list[str] | None, typer.Option(help="A model folder; several of different lengths.")] = None,
+    length: Annotated[
+        list[int] | None, typer.Option(help="Of the canvases; all that the model was trained on by default.")
+    ] = None,
+    base: Annotated[
+        list[Path] | None,
+        typer.Option(help="For each model a base that was trained apart, as `save_model` wrote it."),
+    ] = None,
     data: Data = None,
     judge: JudgeName = JUDGE,
     embedder: Annotated[str | None, typer.Option(help="A model of token embeddings, for BERTScore.")] = None,
@@ -33,6 +42,10 @@ def reproduce(
     ] = None,
     run: Annotated[list[Path] | None, typer.Option(help="The run of each model: how it was trained.")] = None,
     base_run: Annotated[list[Path] | None, typer.Option(help="And that of its base, where it is another.")] = None,
+    paper_steps: Annotated[
+        bool,
+        typer.Option("--paper-steps", help="The priors take the paper's 128 and 32 steps, not the model's own."),
+    ] = False,
     out: Annotated[Path, typer.Option(help="Rows, figures and the report.")] = Path("results"),
     seed: Seed = 0,
     device: Device = None,
@@ -46,14 +59,18 @@ def reproduce(
         return
     from crocodil.corpus.shards import Corpus
     from crocodil.pipeline import Crocodil
-    from crocodil.reproduce.lab import Lab
+    from crocodil.reproduce.lab import Lab, with_base
     from crocodil.reproduce.settings import setting as setting_of
 
     setting = setting_of(preset)
+    if paper_steps:
+        setting = setting.with_papers_steps()
+    _check_tools()
     if data is None:
         raise ValueError("--data is needed: the corpus whose held-out programs are what real text is")
     corpus = Corpus(data)
     pipes = [Crocodil.from_pretrained(one, device=device) for one in model or ["builtin"]]
+    pipes = [with_base(pipe, _each("base", base or (), len(pipes), place)) for place, pipe in enumerate(pipes)]
     variants = {name: Crocodil.from_pretrained(path, device=device) for name, path in _named(ablation_model or ())}
     court = _court(corpus, judge, embedder, setting, device)
     labs = [
@@ -64,12 +81,13 @@ def reproduce(
             setting=setting,
             results=out,
             seed=seed,
-            variants={n: v for n, v in variants.items() if v.settings.length == pipe.settings.length},
+            variants=variants,
             training=_training(place, len(pipes), run or (), base_run or ()),
+            base=_each("base", base or (), len(pipes), place),
         )
-        for place, pipe in enumerate(pipes)
+        for place, pipe in _at_lengths(pipes, length or ())
     ]
-    results = compute_all(labs, NAMES if experiments == ["all"] else experiments)
+    results = compute_all(labs, NAMES if experiments == ["all"] else experiments, say=_say)
     typer.echo(write_report(results, out))
 
 
@@ -152,10 +170,37 @@ def _named(options: Sequence[str]) -> list[tuple[str, str]]:
 def _training(place: int, num_models: int, runs: Sequence[Path], base_runs: Sequence[Path]) -> "dict[str, dict]":
     from crocodil.training.run import read_record
 
-    found = {}
-    for name, paths in (("run", runs), ("base", base_runs)):
-        if paths and len(paths) != num_models:
-            raise ValueError(f"{len(paths)} runs for {num_models} models: name one for each, in their order")
-        if paths:
-            found[name] = read_record(paths[place])
-    return found
+    found = {"run": _each("run", runs, num_models, place), "base": _each("base-run", base_runs, num_models, place)}
+    return {name: read_record(path) for name, path in found.items() if path is not None}
+
+
+def _each(option: str, paths: Sequence[Path], num_models: int, place: int) -> Path | None:
+    """That of one model; None where the option was not used."""
+    if paths and len(paths) != num_models:
+        raise ValueError(
+            f"--{option} {len(paths)} times for {num_models} models: name one for each, in their order"
+        )
+    return paths[place] if paths else None
+
+
+def _at_lengths(pipes: "Sequence[Crocodil]", wanted: Sequence[int]) -> "list[tuple[int, Crocodil]]":
+    """Every model on its own at each of its lengths that is wanted, all by default; with its place."""
+    known = sorted({length for pipe in pipes for length in pipe.settings.lengths})
+    if unknown := [length for length in wanted if length not in known]:
+        raise ValueError(f"no model was trained at length {unknown[0]}: there is {', '.join(map(str, known))}")
+    return [
+        (place, pipe.at_length(length))
+        for place, pipe in enumerate(pipes)
+        for length in pipe.settings.lengths
+        if length in (wanted or known)
+    ]
+
+
+def _say(line: str) -> None:
+    typer.echo(line, err=True)
+
+
+def _check_tools() -> None:
+    """At once, not after minutes of sampling."""
+    if missing := [name for name in ("faiss", "rapidfuzz") if find_spec(name) is None]:
+        raise ValueError(f"{' and '.join(missing)} not found: pip install 'crocodil[eval]'")

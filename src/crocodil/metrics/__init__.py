@@ -6,6 +6,7 @@ from crocodil.metrics.embeddings import (
     bert_score,
     frontier_area,
     mauve,
+    mauve_by_seed,
     quantise,
 )
 from crocodil.metrics.likelihood import (
@@ -56,6 +57,7 @@ __all__ = [
     "frontier_area",
     "longest_training_runs",
     "mauve",
+    "mauve_by_seed",
     "negative_elbo",
     "parses_as_python",
     "perplexity_bound",

@@ -1,5 +1,6 @@
 """What is computed from the features that a judge gave: MAUVE and BERTScore. Knows no judge."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
@@ -30,8 +31,16 @@ def mauve(
     The value depends on the number of texts and of buckets (a tenth of the texts unless given), and on the seed of
     the clustering: compare at equal numbers, over several seeds, beside real against real.
     """
+    return mauve_by_seed(real, fake, seeds=[seed], num_buckets=num_buckets)[0]
+
+
+def mauve_by_seed(
+    real: Float[Tensor, "N D"], fake: Float[Tensor, "M D"], *, seeds: Sequence[int], num_buckets: int | None = None
+) -> list[float]:
+    """MAUVE for each seed of the clustering; the main components, half of the work, are the same for all."""
     buckets = num_buckets or max(2, round(min(len(real), len(fake)) / 10))
-    return frontier_area(*quantise(real, fake, num_buckets=buckets, seed=seed))
+    points = _points(real, fake)
+    return [frontier_area(*_shares(points, len(fake), num_buckets=buckets, seed=seed)) for seed in seeds]
 
 
 def frontier_area(real: Histogram, fake: Histogram) -> float:
@@ -56,29 +65,40 @@ def quantise(
     real: Float[Tensor, "N D"], fake: Float[Tensor, "M D"], *, num_buckets: int, seed: int
 ) -> tuple[Histogram, Histogram]:
     """The share of real and of fake features in each cluster: k-means on the main components of unit vectors."""
+    return _shares(_points(real, fake), len(fake), num_buckets=num_buckets, seed=seed)
+
+
+def _points(real: Float[Tensor, "N D"], fake: Float[Tensor, "M D"]) -> NDArray[np.float32]:
+    """What is clustered: the fake ones first."""
+    together = F.normalize(torch.cat([fake, real]).double().cpu(), dim=1)
+    return main_components(together, share=EXPLAINED_VARIANCE).float().numpy()
+
+
+def _shares(
+    points: NDArray[np.float32], num_fake: int, *, num_buckets: int, seed: int
+) -> tuple[Histogram, Histogram]:
     try:
         import faiss
     except ImportError as missing:
         raise ValueError("MAUVE's clusters need faiss: pip install 'crocodil[eval]'") from missing
-    together = F.normalize(torch.cat([fake, real]).double().cpu(), dim=1)
-    points = main_components(together, share=EXPLAINED_VARIANCE).float().numpy()
     kmeans = faiss.Kmeans(
         points.shape[1], num_buckets, niter=KMEANS_ITERATIONS, nredo=KMEANS_RESTARTS, seed=seed,
         min_points_per_centroid=1,  # says nothing about few points, computes the same
     )  # fmt: skip
     kmeans.train(points)
     cluster = kmeans.assign(points)[1]
-    fakes, reals = (np.bincount(part, minlength=num_buckets) for part in np.split(cluster, [len(fake)]))
+    fakes, reals = (np.bincount(part, minlength=num_buckets) for part in np.split(cluster, [num_fake]))
     return reals / reals.sum(), fakes / fakes.sum()
 
 
 def main_components(features: Float[Tensor, "N D"], *, share: float) -> Float[Tensor, "N C"]:
     """The features in the fewest principal components that hold this share of their variance."""
     centred = features - features.mean(dim=0)
-    scores, scales, _ = torch.linalg.svd(centred, full_matrices=False)
-    held = scales.square().cumsum(0) / scales.square().sum()
+    variances, axes = torch.linalg.eigh(centred.T @ centred)  # far less work than the SVD of all texts
+    variances, axes = variances.clamp_min(0).flip(0), axes.flip(1)
+    held = variances.cumsum(0) / variances.sum()
     count = int((held < share).sum()) + 1
-    return scores[:, :count] * scales[:count]
+    return centred @ axes[:, :count]
 
 
 # ---------------------------------------------------------------- BERTScore

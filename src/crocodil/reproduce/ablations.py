@@ -10,7 +10,7 @@ from crocodil.presets.training import ABLATIONS
 from crocodil.processes.registers import block_ends
 from crocodil.reproduce import published
 from crocodil.reproduce.autoencoder import autoencoder_row
-from crocodil.reproduce.contests import Contestant, contest, method_of, quietly
+from crocodil.reproduce.contests import Contestant, contest, method_of, plain, quietly
 from crocodil.reproduce.demasker import missing
 from crocodil.reproduce.document import Block, Picture, Section, Table, Text, number
 from crocodil.reproduce.generation import QUALITY_HEADS, methods, panels, quality_lines
@@ -30,14 +30,19 @@ def at_all_calls(lab: Lab, contestants: Sequence[Contestant]) -> list[tuple[Cont
 
 
 def compute_register_count(lab: Lab) -> list[Row]:
-    """The first of the drawn registers alone; more than the model's own prior draws take models of their own."""
+    """The first of the drawn registers alone, all else as ConThenDisc has it.
+
+    More than the model's own prior draws take models of their own, which are swept for themselves.
+    """
     if Method.CON_THEN_DISC not in methods(lab.pipe):
         return []
     own = lab.pipe.conditional if lab.pipe.prior is None else lab.pipe.prior
     assert own is not None
     contestants = [
         Contestant(
-            {"registers": count, "variant_model": fingerprint(lab.pipe)}, partial(generate_from, lab.pipe, count)
+            {"registers": count, "variant_model": fingerprint(lab.pipe)},
+            partial(generate_from, lab.pipe, count),
+            like=plain(lab.pipe, Method.CON_THEN_DISC),
         )
         for count in block_ends(own.config.num_registers)
     ]
@@ -69,6 +74,7 @@ def compute_refresh(lab: Lab) -> list[Row]:
         Contestant(
             {"refresh": "never" if fraction is None else f"@{fraction:.2f}"},
             method_of(lab.pipe, Method.CON_WITHIN_DISC, refresh_fractions=() if fraction is None else (fraction,)),
+            like=plain(lab.pipe, Method.CON_WITHIN_DISC),
         )
         for fraction in REFRESH_FRACTIONS
     ]
@@ -84,9 +90,13 @@ def trained_otherwise(lab: Lab) -> dict[str, Crocodil]:
 
 
 def compute_variants(lab: Lab) -> list[Row]:
-    """Each generates as ConThenDisc, after a sweep of its own."""
+    """Each generates as ConThenDisc, after a sweep of its own; that of the model itself has been."""
     contestants = [
-        Contestant({"variant": name, "variant_model": fingerprint(pipe)}, method_of(pipe, Method.CON_THEN_DISC))
+        Contestant(
+            {"variant": name, "variant_model": fingerprint(pipe)},
+            method_of(pipe, Method.CON_THEN_DISC),
+            like=plain(pipe, Method.CON_THEN_DISC) if name == MAIN else None,
+        )
         for name, pipe in trained_otherwise(lab).items()
         if Method.CON_THEN_DISC in methods(pipe)
     ]
@@ -114,8 +124,9 @@ def show_register_count(rows: Sequence[Row], references: Sequence[Row]) -> Secti
     texts = [
         Text(
             f"""How many registers should guide a generation? Few say little, many are hard for the prior to draw
-            well. Here ConThenDisc is guided by the first 1, 2, 4 ... of the registers that its prior draws;
-            larger numbers need priors of their own (`--ablation-model '{NUMBER_OF_REGISTERS}16=DIR'`)."""
+            well. Here ConThenDisc, with its own temperatures and rules, is guided by the first 1, 2, 4 ... of
+            the registers that its prior draws; larger numbers need priors of their own
+            (`--ablation-model '{NUMBER_OF_REGISTERS}16=DIR'`)."""
         ),
         Text(
             """**Better:** higher MAUVE, lower Gen-PPL at a sound entropy. **The paper (no numbers printed):** 16
@@ -129,7 +140,8 @@ def show_refresh(rows: Sequence[Row], references: Sequence[Row]) -> Section:
     texts = [
         Text(
             """ConWithinDisc draws its registers a second time, given the tokens found so far. Too early there is
-            little to go by; too late there is little left to change."""
+            little to go by; too late there is little left to change. Temperatures and rules are those that were
+            chosen for ConWithinDisc, which draws again half way."""
         ),
         Text(
             """**Better:** higher MAUVE, lower Gen-PPL at a sound entropy. **The paper (no numbers printed):**

@@ -25,7 +25,7 @@ def compute(lab: Lab) -> list[Row]:
 
 def autoencoder_row(lab: Lab, pipe: Crocodil, block: int, calls: int) -> Row:
     """Algorithm 6 on validation programs, all registers, the most probable tokens."""
-    texts = lab.texts("valid", lab.setting.num_programs)
+    texts = lab.texts("valid", lab.setting.num_copied)
     choices = Choices(block_size=block)
     made = pipe.autoencode(texts, cut=True, calls=calls, seed=lab.seed, choices=choices, on_call=quietly)
     errors = [character_error_rate(text, found) for text, found in zip(texts, made.texts, strict=True)]

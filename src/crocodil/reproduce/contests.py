@@ -1,7 +1,8 @@
 """Fair contests between samplers, the rules of which are code.
 
-Every contestant is swept over the same candidates on the validation split, at every number of calls; what was best
-there runs once on the test split, with other seeds. Quality never stands without diversity and cost.
+Every contestant is swept over the same candidates on the validation split, at the same few numbers of calls; what
+was best at the nearest of them runs once on the test split, with other seeds. What differs from a contestant in
+one thing alone, in its registers say, takes its choices. Quality never stands without diversity and cost.
 """
 
 import math
@@ -17,6 +18,7 @@ from crocodil.reproduce.settings import RULES, Candidate
 
 CRITERION = "the highest MAUVE on valid; of those within its spread, the lowest Gen-PPL"
 NUM_SHOWN = 2  # texts of a row, as App. G shows
+SWEEP = "sweep"  # the file of everything that was swept
 
 
 class Contestant(NamedTuple):
@@ -24,6 +26,12 @@ class Contestant(NamedTuple):
 
     key: Row  # its name in rows
     generate: Callable[..., Generation]  # (count, *, calls, seed, choices)
+    like: "Contestant | None" = None  # whose choices it takes; None: it has a sweep of its own
+
+
+def plain(pipe: Crocodil, method: Method) -> Contestant:
+    """A method of the paper as it is."""
+    return Contestant({"method": str(method)}, method_of(pipe, method))
 
 
 def method_of(pipe: Crocodil, method: Method, **options: Any) -> Callable[..., Generation]:
@@ -36,30 +44,29 @@ def quietly(*_: object) -> None:
 
 def contest(lab: Lab, name: str, entries: Sequence[tuple[Contestant, int]]) -> list[Row]:
     """Choose on valid, measure once on test: each contestant at each of its numbers of calls."""
-    swept = lab.store.compute(
-        f"{name}-sweep",
-        [
-            Job(
-                {**contestant.key, "calls": calls, "temperature": one.temperature, "rule": one.rule},
-                partial(run, lab, contestant, calls, one, split="valid"),
-                work=calls,
-            )
-            for contestant, calls in entries
-            for one in lab.setting.candidates
-        ],
-    )
+    sources = [(one.like or one, lab.setting.swept_for(calls, lab.length)) for one, calls in entries]
+    swept = lab.store.compute(SWEEP, _sweep(lab, sources))
     jobs = []
-    for contestant, calls in entries:
-        chosen = best(select(swept, **contestant.key, calls=calls))
-        one = Candidate(chosen["temperature"], chosen["rule"])
-        jobs.append(
-            Job(
-                {**contestant.key, "calls": calls},
-                partial(run, lab, contestant, calls, one, split="test"),
-                work=calls,
-            )
-        )
+    for (contestant, calls), (source, at) in zip(entries, sources, strict=True):
+        found = best(select(swept, **source.key, calls=at))
+        one = Candidate(found["temperature"], found["rule"])
+        work = partial(run, lab, contestant, calls, one, split="test", swept_at=at)
+        jobs.append(Job({**contestant.key, "calls": calls}, work, work=calls))
     return lab.store.compute(name, jobs)
+
+
+def _sweep(lab: Lab, sources: Sequence[tuple[Contestant, int]]) -> list[Job]:
+    """All candidates of every source, each once."""
+    distinct = {(str(source.key), at): source for source, at in sources}
+    return [
+        Job(
+            {**source.key, "calls": at, "temperature": one.temperature, "rule": one.rule},
+            partial(run, lab, source, at, one, split="valid", swept_at=at),
+            work=at,
+        )
+        for (_, at), source in distinct.items()
+        for one in lab.setting.candidates
+    ]
 
 
 def best(swept: Sequence[Row]) -> Row:
@@ -69,7 +76,9 @@ def best(swept: Sequence[Row]) -> Row:
     return min(close, key=lambda row: math.inf if row["gen_ppl"] is None else row["gen_ppl"])
 
 
-def run(lab: Lab, contestant: Contestant, calls: int, candidate: Candidate, *, split: str) -> Row:
+def run(
+    lab: Lab, contestant: Contestant, calls: int, candidate: Candidate, *, split: str, swept_at: int | None = None
+) -> Row:
     """One setting of one contestant, judged against one split."""
     is_test = split == "test"
     count = lab.setting.num_samples if is_test else lab.setting.num_swept
@@ -81,6 +90,7 @@ def run(lab: Lab, contestant: Contestant, calls: int, candidate: Candidate, *, s
         "top_p": choices.top_p,
         "guidance": choices.guidance,
         "split": split,
+        "swept_at": swept_at,  # the number of calls at which the candidate was chosen
         **measured(lab, made, split),
         **({"texts": made.texts[:NUM_SHOWN], "criterion": CRITERION} if is_test else {}),
     }

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from crocodil.corpus.shards import Corpus
 from crocodil.pipeline import Crocodil, Method
-from crocodil.reproduce.contests import Contestant, method_of, run
+from crocodil.reproduce.contests import plain, run
 from crocodil.reproduce.judging import Court
 from crocodil.reproduce.lab import Lab, held_out
 from crocodil.reproduce.rows import Row, commit
@@ -29,13 +29,9 @@ def evaluate_model(
     """Generate, and judge against a split; the priors take the steps that the model says."""
     if candidate.rule not in RULES:
         raise ValueError(f"no reveal rule {candidate.rule!r}: take one of {', '.join(RULES)}")
-    own = pipe.settings
-    setting = replace(
-        FULL, name="evaluate", num_samples=count, num_swept=count, prior_steps=own.prior_steps,
-        refresh_steps=own.refresh_steps,
-    )  # fmt: skip
+    setting = replace(FULL, name="evaluate", num_samples=count, num_swept=count)
     lab = Lab.around(pipe, corpus=corpus, court=court, setting=setting, results=Path(), seed=seed)
-    contestant = Contestant({"method": str(method)}, method_of(lab.pipe, method))
+    contestant = plain(lab.pipe, method)
     found = run(lab, contestant, calls, candidate, split=split)
     return {**contestant.key, "calls": calls, **found, **lab.store.conditions, "commit": commit()}
 

@@ -1,6 +1,7 @@
 """All experiments by name: which rows each computes. `compute_all` is what `crocodil reproduce all` runs."""
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 
 from crocodil.reproduce import (
@@ -10,6 +11,7 @@ from crocodil.reproduce import (
     fairness,
     generation,
     interpolation,
+    memorisation,
     priors,
     two_sentences,
 )
@@ -23,6 +25,7 @@ EXPERIMENTS: Mapping[str, Callable[[Lab], list[Row]]] = {
     "demasker": demasker.compute_curves,
     "autoencoder": autoencoder.compute,
     "generation": generation.compute,
+    "memorisation": memorisation.compute,
     "cpu-seconds": generation.compute_seconds,
     "noise": demasker.compute_noise,
     "interpolation": interpolation.compute,
@@ -38,7 +41,9 @@ TWO_SENTENCES = "two-sentences"
 NAMES = (*EXPERIMENTS, TWO_SENTENCES)
 
 
-def compute_all(labs: Sequence[Lab], wanted: Sequence[str]) -> dict[str, list[Row]]:
+def compute_all(
+    labs: Sequence[Lab], wanted: Sequence[str], *, say: Callable[[str], object] = lambda line: None
+) -> dict[str, list[Row]]:
     """The rows of the wanted experiments, of all models together; what is in the files is not computed again."""
     if unknown := [name for name in wanted if name not in NAMES]:
         raise ValueError(f"no experiment {unknown[0]!r}: take all, or some of {', '.join(NAMES)}")
@@ -46,7 +51,10 @@ def compute_all(labs: Sequence[Lab], wanted: Sequence[str]) -> dict[str, list[Ro
         raise ValueError("two models of one length: results are told apart by it, take one of them")
     write_conditions(labs[0].store.directory, [lab.store.conditions for lab in labs])
     names = [name for name in EXPERIMENTS if name in wanted or name in ALWAYS]
-    found = {name: [row for lab in labs for row in EXPERIMENTS[name](lab)] for name in names}
+    found: dict[str, list[Row]] = {name: [] for name in names}
+    for number, (name, lab) in enumerate(product(names, labs), start=1):
+        say(f"{number}/{len(names) * len(labs)} {name}, length {lab.length}")
+        found[name] += EXPERIMENTS[name](lab)
     if TWO_SENTENCES in wanted:
         store = Store(labs[0].store.directory, {})
         found[TWO_SENTENCES] = two_sentences.compute(store, labs[0].setting.two_sentences_steps)
@@ -58,5 +66,6 @@ def read_all(directory: Path) -> dict[str, list[Row]]:
     stores = read_stores(directory)
     found = {name: [row for store in stores for row in store.rows(name)] for name in EXPERIMENTS}
     worlds = Store(directory, {}).rows(TWO_SENTENCES)
+    found["model"] = [row for store in stores for row in store.rows("model")[-1:]]  # as it was last described
     found[TWO_SENTENCES] = worlds[-1]["samplers"] if worlds else []
     return {name: rows for name, rows in found.items() if rows}

@@ -1,7 +1,6 @@
 """Was the base given its due? Compute of training, from the records of runs."""
 
 from collections.abc import Mapping
-from functools import partial
 from statistics import fmean
 
 from crocodil.pipeline import Crocodil
@@ -14,10 +13,11 @@ FLOPS_A_WEIGHT = 6  # forward and backward, for each position
 
 def compute(lab: Lab) -> list[Row]:
     """What the model is, and how the training of its base compares with that of its guided demasker."""
-    return lab.store.compute("model", [Job({"about": "model"}, partial(_about, lab.pipe, lab.training))])
+    about = _about(lab.pipe, lab.training, lab.base)
+    return lab.store.compute("model", [Job(about, dict)])  # all of it is the question: a base's run may come later
 
 
-def _about(pipe: Crocodil, training: Mapping[str, Row]) -> Row:
+def _about(pipe: Crocodil, training: Mapping[str, Row], base: str) -> Row:
     prior = pipe.conditional if pipe.prior is None else pipe.prior
     return {
         "demasker_parameters": num_parameters(pipe.demasker),
@@ -27,9 +27,7 @@ def _about(pipe: Crocodil, training: Mapping[str, Row]) -> Row:
         "registers": pipe.encoder.config.num_registers,
         "register_width": pipe.encoder.config.register_width,
         "prior_registers": 0 if prior is None else prior.config.num_registers,
-        "prior_steps": pipe.settings.prior_steps,
-        "refresh_steps": pipe.settings.refresh_steps,
-        "base_is_its_own": pipe.base is not None,
+        "base": None if pipe.base is None else base,
         "base_compute_share": base_compute_share(pipe, training),
     }
 

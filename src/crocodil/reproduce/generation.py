@@ -12,8 +12,8 @@ from crocodil.metrics import Measured, QualityPoint, SpeedUp, speedup_at_matched
 from crocodil.pipeline import Choices, Crocodil, Generation, Method
 from crocodil.pipeline.folder import NETWORKS
 from crocodil.pipeline.machine import num_parameters
-from crocodil.reproduce import published
-from crocodil.reproduce.contests import CRITERION, Contestant, contest, method_of, quietly
+from crocodil.reproduce import equal_cost, published
+from crocodil.reproduce.contests import CRITERION, Contestant, contest, plain, quietly
 from crocodil.reproduce.document import Block, Listing, Picture, Section, Table, Text, number, spread_around
 from crocodil.reproduce.lab import Lab
 from crocodil.reproduce.rows import Job, Row, distinct, select
@@ -25,11 +25,10 @@ LARGEST_ON_CPU = 2_000_000_000  # parameters of a demasker that is timed there
 
 
 def compute(lab: Lab) -> list[Row]:
-    contestants = [
-        Contestant({"method": str(method)}, method_of(lab.pipe, method)) for method in methods(lab.pipe)
-    ]
+    contestants = [plain(lab.pipe, method) for method in methods(lab.pipe)]
     if len(contestants) > 1:
-        contestants.append(Contestant({"method": ENCODED}, partial(decode_encoded, lab)))
+        drawn = plain(lab.pipe, Method.CON_THEN_DISC)
+        contestants.append(Contestant({"method": ENCODED}, partial(decode_encoded, lab), like=drawn))
     entries = [
         (contestant, calls)
         for contestant in contestants
@@ -146,10 +145,11 @@ def show(rows: Sequence[Row], references: Sequence[Row]) -> Section:
         ),
         Text(
             f"""**Fairness.** Every method is swept over the same temperatures and reveal rules on the validation
-            split, at every number of calls. Chosen is {CRITERION}. That alone runs on the test split, once,
-            with other seeds. Costs include prior and encoder: NFE is the paper's unit (demasker calls, others
-            by their share of parameters), NFE by FLOPs also counts positions, and seconds are of this machine.
-            **Speed-up** means NFE by FLOPs unless it says otherwise."""
+            split, at the same few numbers of calls; the nearest of them decides for the others. Chosen is
+            {CRITERION}. That alone runs on the test split, once, with other seeds. {ENCODED.capitalize()} take
+            the choices of ConThenDisc. Costs include prior and encoder: NFE is the paper's unit (demasker calls,
+            others by their share of parameters), NFE by FLOPs also counts positions, and seconds are of this
+            machine. **Speed-up** means NFE by FLOPs unless it says otherwise."""
         ),
         Text(
             """A **speed-up** is granted where a method, at its cheapest, has a MAUVE and a Gen-PPL no worse
@@ -175,6 +175,7 @@ def _show_length(rows: Sequence[Row], real: Row) -> list[Block]:
         Picture(f"generation-{length}", panels(rows, real, along="flop_nfe", label="NFE by FLOPs")),
         Table(QUALITY_HEADS, [*quality_lines(rows, "method", length), _real_line(real)], f"Length {length}"),
         _speedup_table(rows, real),
+        *equal_cost.show(rows, length),
         *(Text(f"**Beware:** {note}.") for note in notes),
     ]
 
@@ -236,25 +237,35 @@ def _real_line(real: Row) -> list[str]:
     return [known.get(head, number(None)) for head in QUALITY_HEADS]
 
 
+UNITS = {"flops": "flop_nfe", "nfe": "nfe", "seconds": "seconds"}  # of a speed-up, and their columns
+
+
+def speedups_by_unit(rows: Sequence[Row], *, real_entropy: float) -> dict[str, dict[str, SpeedUp | None]]:
+    """By method, then by unit."""
+    found = {unit: speedups(rows, real_entropy=real_entropy, unit=column) for unit, column in UNITS.items()}
+    return {method: {unit: found[unit][method] for unit in UNITS} for method in found["flops"]}
+
+
+def factor_of(found: SpeedUp | None) -> float | None:
+    return None if found is None else found.factor
+
+
 def _speedup_table(rows: Sequence[Row], real: Row) -> Table:
-    length = real["length"]
-    by_flops = speedups(rows, real_entropy=real["entropy"])
-    by_parameters = speedups(rows, real_entropy=real["entropy"], unit="nfe")
-    body = []
-    for method, found in by_flops.items():
+    length, body = real["length"], []
+    for method, found in speedups_by_unit(rows, real_entropy=real["entropy"]).items():
         papers = published.SPEEDUP.get(length) if method == Method.CON_WITHIN_DISC else None
-        matched = "no match" if found is None else f"{found.method.calls} calls"
-        other = by_parameters[method]
+        by_flops, by_parameters, by_seconds = found.values()
         body.append(
             [
                 named(method),
-                _times(None if found is None else found.factor),
-                matched,
-                _times(None if other is None else other.factor),
+                _times(factor_of(by_flops)),
+                "no match" if by_flops is None else f"{by_flops.method.calls} calls",
+                _times(factor_of(by_seconds)),
+                _times(factor_of(by_parameters)),
                 _times(papers),
             ]
         )
-    heads = ["", "speed-up", "reached at", "in the paper's NFE", "in the paper's NFE, published"]
+    heads = ["", "speed-up", "reached at", "in seconds", "in the paper's NFE", "in the paper's NFE, published"]
     return Table(heads, body, f"Speed-up at the quality of the base with {length} calls")
 
 

@@ -18,7 +18,7 @@ from crocodil.metrics import (
     bert_score,
     bits_per_byte,
     distinct_n,
-    mauve,
+    mauve_by_seed,
     self_repetition,
     share_that_parses,
     token_entropy,
@@ -128,8 +128,7 @@ class Court:
 
     def mauve(self, real: Tensor, fake: Tensor) -> Measured:
         """Mean and spread over clusterings."""
-        found = [mauve(real, fake, seed=seed, num_buckets=self.mauve_buckets) for seed in self.mauve_seeds]
-        return Measured.over(found)
+        return Measured.over(mauve_by_seed(real, fake, seeds=self.mauve_seeds, num_buckets=self.mauve_buckets))
 
     def bert_score(self, references: Sequence[str], found: Sequence[str]) -> float | None:
         """Mean F1; None without a model to embed with."""

@@ -9,9 +9,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from crocodil.checkpoints import load_model
 from crocodil.corpus.order import Order
 from crocodil.corpus.shards import Corpus
 from crocodil.cost import Cost
+from crocodil.models.llada import LLaDA
 from crocodil.pipeline import Crocodil
 from crocodil.pipeline.folder import NETWORKS
 from crocodil.processes.masking import mask_tokens
@@ -36,6 +38,7 @@ class Lab:
     seed: int = 0
     variants: Mapping[str, Crocodil] = field(default_factory=dict)  # models of ablations, by name
     training: Mapping[str, Row] = field(default_factory=dict)  # records of runs, where they are known
+    base: str = "of the model's own folder"  # where the base comes from, if there is one
 
     @classmethod
     def around(
@@ -49,15 +52,19 @@ class Lab:
         seed: int = 0,
         variants: Mapping[str, Crocodil] | None = None,
         training: Mapping[str, Row] | None = None,
+        base: Path | None = None,
     ) -> "Lab":
-        """Priors take the setting's steps; rows say under which conditions they came about."""
-        named = {name: with_steps(variant, setting) for name, variant in (variants or {}).items()}
-        for name, variant in named.items():
-            if variant.settings.length != pipe.settings.length:
-                raise ValueError(f"{name} has length {variant.settings.length}, the model {pipe.settings.length}")
+        """At the model's usual length, with the variants that have it; rows say under which conditions."""
+        length = pipe.settings.length
+        pipe = with_steps(pipe.at_length(length), setting)
+        named = {
+            name: with_steps(variant.at_length(length), setting)
+            for name, variant in (variants or {}).items()
+            if length in variant.settings.lengths
+        }
         conditions = {
             "model": fingerprint(pipe),
-            "length": pipe.settings.length,
+            "length": length,
             "setting": setting.name,
             "seed": seed,
             "judge": court.judge.name,
@@ -65,10 +72,12 @@ class Lab:
             "corpus": corpus_fingerprint(corpus),
             "device": pipe.device.type,
             "dtype": str(next(pipe.demasker.parameters()).dtype).removeprefix("torch."),
+            "prior_steps": pipe.settings.prior_steps,
+            "refresh_steps": pipe.settings.refresh_steps,
             "ends": "cut at the first; they wait for what stands before them",  # decision D12
         }
         return cls(
-            pipe=with_steps(pipe, setting),
+            pipe=pipe,
             corpus=corpus,
             court=court,
             setting=setting,
@@ -76,6 +85,7 @@ class Lab:
             seed=seed,
             variants=named,
             training=training or {},
+            **({} if base is None else {"base": f"in {base}"}),
         )
 
     @property
@@ -140,8 +150,26 @@ def _split(streams: Streams, pipe: Crocodil) -> list[Streams]:
 # ---------------------------------------------------------------- models
 
 
+def with_base(pipe: Crocodil, folder: Path | None) -> Crocodil:
+    """Against a base that was trained apart; of another shape, its calls would cost something else."""
+    if folder is None:
+        return pipe
+    base = load_model(folder, dtype=next(pipe.demasker.parameters()).dtype, device=pipe.device)
+    if not isinstance(base, LLaDA):
+        raise ValueError(f"{folder} holds a {type(base).__name__}: a base is a LLaDA without registers")
+    if base.config != pipe.demasker.config.backbone:
+        raise ValueError(f"the base in {folder} has another shape than the model's demasker: they do not compare")
+    return replace(pipe, base=base.eval().requires_grad_(False))
+
+
 def with_steps(pipe: Crocodil, setting: Setting) -> Crocodil:
-    settings = replace(pipe.settings, prior_steps=setting.prior_steps, refresh_steps=setting.refresh_steps)
+    """The priors take the setting's steps, or else the model's own."""
+    own = pipe.settings
+    settings = replace(
+        own,
+        prior_steps=setting.prior_steps or own.prior_steps,
+        refresh_steps=setting.refresh_steps or own.refresh_steps,
+    )
     return replace(pipe, settings=settings)
 
 

@@ -18,7 +18,7 @@ PRDC_NAMES = ("precision", "recall", "density", "coverage")
 
 
 def priors(lab: Lab) -> dict[str, RegisterDenoiser]:
-    """The conditional prior with its null condition serves as the other where there is no other (decision D15)."""
+    """The conditional prior, given a bare canvas, serves as the other where there is no other (decision D15)."""
     pipe = lab.pipe
     free = pipe.conditional if pipe.prior is None else pipe.prior
     found = {UNCONDITIONAL: free, CONDITIONAL: pipe.conditional}
@@ -50,9 +50,9 @@ def _psnr_row(lab: Lab, name: str, time: float) -> Row:
 
 
 def _denoise(lab: Lab, prior: RegisterDenoiser, seen: TokenIds | None) -> Denoise:
-    if seen is None:
+    if prior.enter_condition is None:
         return prior
-    condition = lab.pipe.condition(seen)
+    condition = lab.pipe.condition(lab.pipe.canvas(lab.length)[None] if seen is None else seen)
     return lambda registers, time: prior(registers, time, condition=condition)
 
 
@@ -67,10 +67,10 @@ def _prdc_row(lab: Lab, name: str) -> Row:
     texts = lab.texts("valid", setting.num_drawn)
     if name == CONDITIONAL:
         seen = half_hidden(pipe, texts, lab.streams("prdc", len(texts)))
-        num_steps = setting.refresh_steps
+        num_steps = pipe.settings.refresh_steps
         fake = drawn_given(pipe, seen, seed=lab.seed, num_steps=num_steps)
     else:
-        num_steps = setting.prior_steps
+        num_steps = pipe.settings.prior_steps
         fake = drawn(pipe, len(texts), seed=lab.seed)
     real = pipe.encode(texts, cut=True)[:, : fake.shape[1]]
     found = prdc_per_register(real, fake, nearest=setting.nearest)

@@ -4,15 +4,27 @@ From rows alone: neither model nor judge is needed.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import crocodil
 from crocodil.atomic import whole_file
 from crocodil.figures import can_draw, draw
-from crocodil.metrics import SpeedUp
 from crocodil.pipeline import Method
-from crocodil.reproduce import ablations, autoencoder, demasker, generation, interpolation, priors, two_sentences
+from crocodil.pipeline.family import TOKENS_A_CALL
+from crocodil.reproduce import (
+    ablations,
+    autoencoder,
+    demasker,
+    generation,
+    interpolation,
+    memorisation,
+    priors,
+    two_sentences,
+)
 from crocodil.reproduce.document import Block, Picture, Section, Table, Text, as_html, as_markdown, number
 from crocodil.reproduce.rows import Row, distinct, select
 
@@ -54,6 +66,7 @@ def report(results: Results) -> list[Section]:
         "demasker": lambda: demasker.show_curves(results["demasker"]),
         "autoencoder": lambda: autoencoder.show(results["autoencoder"]),
         "generation": lambda: generation.show(results["generation"], real),
+        "memorisation": lambda: memorisation.show(results["memorisation"]),
         "noise": lambda: demasker.show_noise(results["noise"]),
         "interpolation": lambda: interpolation.show(results["interpolation"]),
         "prdc": lambda: priors.show(results.get("psnr", ()), results["prdc"]),
@@ -126,17 +139,21 @@ def _model_table(models: Sequence[Row]) -> Table:
 def _base_line(row: Row) -> Text:
     """Whether the comparison with the base is fair."""
     where = f"Length {row['length']}"
-    if not row["base_is_its_own"]:
+    if row["base"] is None:
         return Text(
             f"""**Beware, {where.lower()}:** the model has no base trained by itself; the demasker with an empty
             prefix stands in. Speed-ups against it prove little."""
         )
     share = row["base_compute_share"]
     if share is None:
-        return Text(f"{where}: how long the base was trained is not known (`--run`, `--base-run` would tell).")
+        return Text(
+            f"""{where}: the base is the one {row["base"]}; how long it was trained is not known (`--run`,
+            `--base-run` would tell)."""
+        )
     fair = "at least the compute" if share >= 1 else "**less compute, which flatters the speed-ups**"
     return Text(
-        f"{where}: the base was trained with {number(share)} times the compute of the guided model: {fair}."
+        f"""{where}: the base, the one {row["base"]}, was trained with {number(share)} times the compute of the
+        guided model: {fair}."""
     )
 
 
@@ -148,10 +165,10 @@ def _headline(results: Results) -> Table:
                 body.append(
                     [
                         f"{generation.named(method)}, length {length}",
-                        *(_factor(found[unit]) for unit in ("flop_nfe", "nfe")),
+                        *(_factor(found[unit]) for unit in generation.UNITS),
                     ]
                 )
-    return Table(["speed-up at the base's quality", "NFE by FLOPs", "the paper's NFE"], body)
+    return Table(["speed-up at the base's quality", "NFE by FLOPs", "the paper's NFE", "seconds"], body)
 
 
 def _factor(value: float | None) -> str:
@@ -187,8 +204,8 @@ def _words() -> Section:
 
 def _how(results: Results) -> Section:
     """Under which conditions all this was measured."""
-    conditions = ("length", "model", "setting", "seed", "judge", "embedder", "corpus", "device", "dtype", "ends")
-    heads = [*conditions, "commit"]
+    conditions = ("length", "model", "setting", "seed", "judge", "embedder", "corpus", "device", "dtype")
+    heads = [*conditions, "prior_steps", "refresh_steps", "ends", "commit"]
     body = [[str(row[name]) for name in heads] for row in results["model"]]
     return Section(
         "How it was measured",
@@ -200,7 +217,7 @@ def _how(results: Results) -> Section:
             ),
             Text(
                 """Every row of every table, with its judge, seed, number of samples, temperature and commit, lies
-                in a `.jsonl` beside this report; `-sweep` files hold what the choices were made from."""
+                in a `.jsonl` beside this report; `sweep.jsonl` holds what the choices were made from."""
             ),
             Table(heads, body),
         ],
@@ -211,49 +228,65 @@ def _how(results: Results) -> Section:
 
 
 def summary(results: Results) -> dict[str, Any]:
-    """The headline numbers for machines, by length."""
-    generated, real = results.get("generation", ()), results["reference"]
-    copied, timed = results.get("autoencoder", ()), results.get("cpu-seconds", ())
-    by_method = {
-        name: {
-            str(length): {
-                **{
-                    method: {
-                        str(row["calls"]): row[name] for row in select(generated, length=length, method=method)
-                    }
-                    for method in distinct(select(generated, length=length), "method")
-                },
-                "real": select(real, length=length)[0][name],
-            }
-            for length in distinct(real, "length")
-        }
-        for name in ("parse_share", "entropy")
-    }
+    """The headline numbers for machines: what all models share, and every measure by length."""
+    models = results["model"]
+    lengths = {str(row["length"]): _of_length(results, row["length"]) for row in models}
     return {
-        "setting": distinct(results["model"], "setting"),
-        "speedup": {
-            str(length): _speedups(select(generated, length=length), select(real, length=length)[0])
-            for length in distinct(generated, "length")
-        },
-        "autoencoder_cer": {
-            str(length): {str(row["calls"]): row["cer"] for row in select(copied, length=length, block=length)}
-            for length in distinct(copied, "length")
-        },
-        **by_method,
-        "cpu_seconds_per_program": {
-            str(length): {row["method"]: row["cpu_seconds"] for row in select(timed, length=length)}
-            for length in distinct(timed, "length")
-        },
+        "version": crocodil.__version__,
+        **{name: _common(models, name) for name in ("setting", "judge", "embedder", "seed", "corpus")},
+        **{name: {length: measure(own) for length, own in lengths.items()} for name, measure in MEASURES.items()},
     }
 
 
-def _factor_of(found: SpeedUp | None) -> float | None:
-    return None if found is None else found.factor
+def _of_length(results: Results, length: int) -> Results:
+    return {name: select(rows, length=length) for name, rows in results.items()}
 
 
-def _speedups(rows: Sequence[Row], real: Row) -> dict[str, dict[str, float | None]]:
-    """At matched quality, by method: the factor in both units; null where no point matches."""
-    units = {
-        unit: generation.speedups(rows, real_entropy=real["entropy"], unit=unit) for unit in ("flop_nfe", "nfe")
-    }
-    return {method: {unit: _factor_of(found[method]) for unit, found in units.items()} for method in units["nfe"]}
+def _common(models: Sequence[Row], name: str) -> Any:
+    """What all models share; a list where they differ."""
+    values = distinct(models, name)
+    return values[0] if len(values) == 1 else values
+
+
+def _speedups(own: Results) -> dict[str, dict[str, float | None]]:
+    """At matched quality, by method and unit; null where no point matches."""
+    if not own.get("generation"):
+        return {}
+    found = generation.speedups_by_unit(own["generation"], real_entropy=own["reference"][0]["entropy"])
+    return {method: {unit: generation.factor_of(one) for unit, one in of.items()} for method, of in found.items()}
+
+
+def _points(own: Results) -> dict[str, Row]:
+    """Of every method the point that matches the base, or else the one nearest to the default number of calls."""
+    rows, (real,) = own.get("generation", ()), own["reference"]
+    found = generation.speedups(rows, real_entropy=real["entropy"]) if rows else {}
+    points = {}
+    for method in distinct(rows, "method"):
+        match = found.get(method)
+        wanted = max(1, real["length"] // TOKENS_A_CALL) if match is None else match.method.calls
+        points[method] = min(select(rows, method=method), key=lambda row: abs(math.log(row["calls"] / wanted)))
+    return points
+
+
+def _by_method(own: Results, name: str) -> dict[str, Any]:
+    return {**{who: row[name] for who, row in _points(own).items()}, "real": own["reference"][0].get(name)}
+
+
+# Of the results of one length; `at_calls` says which point of a method the two measures after it are of.
+MEASURES: Mapping[str, Callable[[Results], Any]] = {
+    "model": lambda own: own["model"][0]["model"],
+    "prior_steps": lambda own: own["model"][0]["prior_steps"],
+    "refresh_steps": lambda own: own["model"][0]["refresh_steps"],
+    "num_samples": lambda own: own["reference"][0]["num_samples"],
+    "speedup": _speedups,
+    "at_calls": lambda own: {who: row["calls"] for who, row in _points(own).items()},
+    "parse_share": partial(_by_method, name="parse_share"),
+    "entropy": partial(_by_method, name="entropy"),
+    "autoencoder_cer": lambda own: {
+        str(row["calls"]): row["cer"] for row in own.get("autoencoder", ()) if row["block"] == row["length"]
+    },
+    "cpu_seconds_per_program": lambda own: {
+        row["method"]: row["cpu_seconds"] for row in own.get("cpu-seconds", ())
+    },
+    "memorisation": lambda own: next((row["runs"] for row in own.get("memorisation", ())), {}),
+}

@@ -1,6 +1,6 @@
 """How much of everything an experiment does: the paper's own protocol, or less of it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from crocodil.processes.masking import AtRandom, MostConfident, NoisyConfidence, RevealRule
 
@@ -28,26 +28,28 @@ class Setting:
     """Counts that the paper states have its value as default; where it states none, the comment says so."""
 
     name: str
-    num_programs: int = 1000  # of demasker curves, noise sweep (Sec. 5); of autoencoder and PSNR, not stated
+    num_programs: int = 1000  # of demasker curves, noise sweep (Sec. 5); of PSNR, not stated
+    num_copied: int = 256  # programs through the autoencoder: not stated
     num_pairs: int = 1000  # App. D
     num_drawn: int = 5000  # registers for PRDC, App. E
-    num_samples: int = 1000  # a point of generation: not stated
-    num_swept: int = 256  # a candidate of the sweep: ours
-    candidates: tuple[Candidate, ...] = candidates((0.0, 0.5, 0.8, 1.0), tuple(RULES))
+    num_samples: int = 512  # a point of generation: not stated
+    num_swept: int = 128  # a candidate of the sweep: ours
+    candidates: tuple[Candidate, ...] = candidates((0.5, 0.8, 1.0), tuple(RULES))  # at 0 a base has one text
     fewest_calls: int = 8  # of generation; doubled up to one call a token
     call_factor: int = 2
-    most_guided_calls: int | None = None  # for guided methods; None: up to one a token, as for the base
-    ablation_calls: tuple[int, ...] = (16, 32, 64, 128)  # App. G shows curves; which calls, not stated
+    most_guided_calls: int | None = 128  # for guided methods; None: up to one a token, as for the base
+    swept_calls: tuple[int, ...] = (8, 32, 128)  # where all are swept: the nearest decides for other numbers, ours
+    ablation_calls: tuple[int, ...] = (16, 64)  # App. G shows curves; which calls, not stated
     mask_probs: tuple[float, ...] = tuple(tenth / 10 for tenth in range(1, 11))
     noise_stds: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0)
     noise_mask_prob: float = 0.9  # App. D
     diffusion_times: tuple[float, ...] = tuple(twentieth / 20 for twentieth in range(1, 20))
-    prior_steps: int = 128  # Sec. 5
-    refresh_steps: int = 32  # Sec. 5
+    prior_steps: int | None = None  # None: as many as the model's own settings say
+    refresh_steps: int | None = None
     mauve_seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
     mauve_buckets: int | None = None  # None: a tenth of the texts, as MAUVE's authors do
     nearest: int = 5  # neighbours of PRDC
-    num_timed: int = 8  # programs, one by one on a CPU
+    num_timed: int = 3  # programs, one by one on a CPU
     table_rows: int | None = None  # of the autoencoder's table, beside the examples; None: all
     two_sentences_steps: tuple[int, int, int] = (200, 300, 200)  # App. B: base, autoencoder, prior
 
@@ -60,6 +62,15 @@ class Setting:
         most = self.most_guided_calls if guided and self.most_guided_calls is not None else length
         return [calls for calls in [*found, length] if calls <= most]
 
+    def with_papers_steps(self) -> "Setting":
+        """Sec. 5: 128 and 32 steps of DDIM, whatever the model's settings say."""
+        return replace(self, prior_steps=128, refresh_steps=32)
+
+    def swept_for(self, calls: int, length: int) -> int:
+        """At which number of calls is chosen for this one: the nearest by ratio, of two as near the smaller."""
+        possible = [swept for swept in self.swept_calls if swept <= length] or [calls]
+        return min(possible, key=lambda swept: (max(swept / calls, calls / swept), swept))
+
     def calls_of_ablations(self, length: int) -> list[int]:
         return [calls for calls in self.ablation_calls if calls <= length]
 
@@ -67,15 +78,15 @@ class Setting:
 FULL = Setting(name="full")
 QUICK = Setting(
     name="quick", num_programs=256, num_pairs=256, num_drawn=1024, num_samples=256, num_swept=128,
-    candidates=candidates((0.0, 0.5, 1.0), ("most confident", "at random")),
-    mauve_seeds=(0, 1, 2), ablation_calls=(32, 64), num_timed=4,
+    candidates=candidates((0.5, 0.8, 1.0), ("most confident", "at random")), num_copied=128,
+    mauve_seeds=(0, 1, 2), ablation_calls=(32,), swept_calls=(8, 64),
 )  # fmt: skip
 TINY = Setting(
-    name="tiny", num_programs=8, num_pairs=6, num_drawn=8, num_samples=6, num_swept=4,
+    name="tiny", num_programs=8, num_copied=8, num_pairs=6, num_drawn=8, num_samples=6, num_swept=4,
     candidates=candidates((0.5, 1.0), ("most confident",)), fewest_calls=4, call_factor=16, most_guided_calls=4,
-    ablation_calls=(4,), mask_probs=(0.5, 1.0), noise_stds=(0.0, 1.0), diffusion_times=(0.2, 0.8),
-    prior_steps=4, refresh_steps=2, mauve_seeds=(0, 1), mauve_buckets=2, nearest=2, num_timed=1, table_rows=1,
-    two_sentences_steps=(20, 30, 20),
+    swept_calls=(4, 32), ablation_calls=(4,), mask_probs=(0.5, 1.0), noise_stds=(0.0, 1.0),
+    diffusion_times=(0.2, 0.8), prior_steps=4, refresh_steps=2, mauve_seeds=(0, 1), mauve_buckets=2, nearest=2,
+    num_timed=1, table_rows=1, two_sentences_steps=(20, 30, 20),
 )  # fmt: skip
 SETTINGS = {setting.name: setting for setting in (FULL, QUICK, TINY)}
 
