@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import tiny
 import torch
@@ -102,6 +104,7 @@ def test_algorithm_1_asks_for_logits_where_tokens_are_hidden():
             [0, 0.25, 0.25, 0, 0.25, 0, 0.25],
         ),
         (DemaskerObjective(nested_dropout=False, empty_prefix_rate=0.5), [0.5, 0, 0, 0, 0, 0, 0.5]),
+        (DemaskerObjective(prefix_lengths=(2, 2, 2, 6), empty_prefix_rate=0), [0, 0, 0.75, 0, 0, 0, 0.25]),
     ],
 )
 def test_the_law_of_the_prefix_length(objective, law):
@@ -176,3 +179,45 @@ def test_an_encoder_of_its_own_for_masked_text_learns_along_and_a_fixed_one_does
             objective=PriorObjective(), mask_id=MASK, streams=tiny.streams(16),
         ).backward()  # fmt: skip
         assert (own.suffix.grad is not None) is learns
+
+
+def test_samples_without_tokens_have_a_bare_canvas_which_is_encoded_once():
+    seen = []
+
+    def encode(tokens, hidden):
+        seen.append((tokens, hidden))
+        return tiny.encoder()(tokens, hidden=hidden)
+
+    tokens, registers = tiny.programs(8, 12), tiny.bank(8)
+    model = tiny.denoiser(CONDITIONAL)
+    loss = conditional_prior_loss(
+        model, encode, tokens[6:], registers, objective=PriorObjective(), mask_id=MASK, streams=tiny.streams(8)
+    )
+    (own, _), (bare, hidden) = seen
+    assert len(own) == 2
+    assert bare.tolist() == [[tokens[6, 0].item()] + [MASK] * 11]
+    assert hidden.tolist() == [[False] + [True] * 11]
+    with torch.no_grad():
+        elsewhere = torch.cat([registers[:6] + 1, registers[6:]])
+        other = conditional_prior_loss(
+            model, encode, tokens[6:], elsewhere, objective=PriorObjective(), mask_id=MASK, streams=tiny.streams(8)
+        )
+    assert not torch.isclose(loss, other)
+
+
+def test_half_of_the_samples_see_what_the_denoiser_guessed_without_a_guess():
+    guesses = []
+
+    class Watched(RegisterDenoiser):
+        def forward(self, noisy, time, *, guess=None, **condition):
+            guesses.append(guess)
+            return super().forward(noisy, time, guess=guess, **condition)
+
+    model = Watched(replace(tiny.DENOISER, self_conditioned=True))
+    model.load_state_dict(tiny.denoiser(model.config).state_dict())
+    prior_loss(model, tiny.bank(8), objective=PriorObjective(), streams=tiny.streams(8)).backward()
+    first, second = guesses
+    assert first is None
+    assert (second[:4] != 0).all()
+    assert (second[4:] == 0).all()
+    assert not second.requires_grad

@@ -144,6 +144,26 @@ def test_one_conditional_denoiser_can_serve_as_both_priors(pipe):
         replace(pipe, prior=None, conditional=None).generate(1, method="conthendisc")
 
 
+def test_a_model_of_several_lengths_takes_the_canvas_that_a_text_needs(pipe):
+    several = replace(pipe, settings=replace(pipe.settings, length=32, lengths=(32, 64)))
+    assert several.canvas_length([TEXT[:20]]) == 32
+    assert several.canvas_length([TEXT[:20], TEXT]) == several.canvas_length([TEXT * 9]) == 64
+    assert several.autoencode([TEXT], calls=4).tokens.shape == (1, 64)
+    assert [several.generate(1, calls=4, length=length).tokens.shape[1] for length in (None, 64)] == [32, 64]
+    assert several.at_length(64).settings.lengths == (64,)
+    with pytest.raises(ValueError, match="trained on canvases of 32 and 64 tokens, not 48"):
+        several.at_length(48)
+
+
+def test_a_bare_canvas_tells_the_one_prior_how_long_it_is(pipe):
+    alone, streams = replace(pipe, prior=None), Streams.of("here", samples=range(2))
+    short, long = (alone.draw(streams, length=length) for length in (32, 64))
+    assert not torch.allclose(short.registers, long.registers, atol=1e-3)
+    given = alone.draw_given(pipe.canvas(64).expand(2, -1), streams, num_steps=pipe.settings.prior_steps)
+    assert torch.allclose(long.registers, given.registers, atol=1e-4)
+    assert long.cost == Cost(denoiser_calls=pipe.settings.prior_steps)  # it is encoded once for all
+
+
 def test_the_base_is_a_network_of_its_own_or_else_the_result_says_what_it_is(pipe):
     assert pipe.generate(1, method="base", calls=4).note == ""
     without = replace(pipe, base=None).generate(1, method="base", calls=4)

@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from crocodil.models.demasker import Demasker
@@ -108,7 +108,7 @@ def prior_loss(
 def conditional_prior_loss(
     denoiser: RegisterDenoiser,
     encode_condition: Encode,
-    tokens: TokenIds,
+    tokens: Int[Tensor, "V N"],
     registers: RegisterBank,
     *,
     objective: PriorObjective,
@@ -118,21 +118,20 @@ def conditional_prior_loss(
     """Algorithm 4: the conditional prior, on registers z_0 = h_phi(x_0) of the frozen encoder (line 2).
 
     `encode_condition` is h_phi, held fixed by the caller, or a second encoder h_mu that learns along
-    (Sec. 4.3.2, comment iii). At `bare_rate` the canvas is bare, as where generation starts: it is encoded once
-    for all these samples, since they share it.
+    (Sec. 4.3.2, comment iii). `tokens` are of the last samples; the others have a bare canvas, as where generation
+    starts, which is encoded once for all of them.
     """
     noisy_registers, time = _diffuse(registers, objective, streams)  # lines 3-4
-    num_bare = round(objective.bare_rate * len(tokens))
-    predicted = []
+    num_bare = len(registers) - len(tokens)
+    own = Streams(streams.keys[num_bare:])
+    condition = encode_condition(*_partly_visible(tokens, objective, mask_id, own))  # lines 5-6
+    keep = own.at("keep condition").uniform() >= objective.condition_drop_rate
+    predicted = _denoised(denoiser, noisy_registers[num_bare:], time[num_bare:], objective, condition, keep)
     if num_bare:
         bare = encode_condition(*bare_canvas(tokens, mask_id=mask_id))
-        predicted += [_denoised(denoiser, noisy_registers[:num_bare], time[:num_bare], objective, bare)]
-    if num_bare < len(tokens):
-        own = Streams(streams.keys[num_bare:])
-        condition = encode_condition(*_partly_visible(tokens[num_bare:], objective, mask_id, own))  # lines 5-6
-        keep = own.at("keep condition").uniform() >= objective.condition_drop_rate
-        predicted += [_denoised(denoiser, noisy_registers[num_bare:], time[num_bare:], objective, condition, keep)]
-    return F.mse_loss(torch.cat(predicted), registers)  # line 7
+        of_bare = _denoised(denoiser, noisy_registers[:num_bare], time[:num_bare], objective, bare)
+        predicted = torch.cat([of_bare, predicted])
+    return F.mse_loss(predicted, registers)  # line 7
 
 
 def _partly_visible(tokens: TokenIds, objective: PriorObjective, mask_id: int, streams: Streams) -> Masked:

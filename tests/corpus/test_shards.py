@@ -78,6 +78,7 @@ def test_programs_of_several_shards_stand_one_after_the_other(tmp_path):
     view = [shard(tmp_path, (ids(10 * n, 4), []), name=f"{n}") for n in (1, 2)]
     programs = Programs(view, 6, bos=BOS, eos=EOS)
     assert [row[1] for row in programs] == [10, 20]
+    assert programs.batch([1, 0, 1]).tolist() == [programs[number].tolist() for number in (1, 0, 1)]
 
 
 @pytest.mark.parametrize("text", TEXTS)

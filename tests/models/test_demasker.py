@@ -115,3 +115,13 @@ def test_gradients_reach_the_registers():
     tiny.demasker()(tiny.programs(2, 5), registers, prefix_length=torch.tensor([6, 3])).square().sum().backward()
     reached = registers.grad.abs().sum(dim=-1) > 0
     assert reached.int().tolist() == [[1, 1, 1, 1, 1, 1], [1, 1, 1, 0, 0, 0]]
+
+
+def test_registers_can_stand_across_the_text_and_a_prefix_of_them_still_where_it_was():
+    across = tiny.demasker(replace(tiny.DEMASKER, across_text=True))
+    tokens, registers = tiny.programs(2, 12), tiny.bank(2)
+    assert not torch.allclose(across(tokens, registers), tiny.demasker()(tokens, registers), atol=1e-3)
+    short = across(tokens, registers[:, :3])
+    assert torch.allclose(across(tokens, registers, prefix_length=torch.tensor([3, 3])), short, atol=1e-5)
+    with pytest.raises(ValueError, match=r"before the text .* or across it"):
+        replace(tiny.DEMASKER, across_text=True, literal_positions=True)

@@ -94,3 +94,19 @@ def test_a_remembered_condition_is_the_condition():
         assert torch.equal(
             model(tiny.bank(3), time, remembered=remembered), model(tiny.bank(3), time, condition=condition)
         )
+
+
+def test_one_condition_for_all_samples_is_that_condition_for_each():
+    model, time = tiny.denoiser(CONDITIONAL), tiny.streams(3).uniform(NUM_REGISTERS)
+    one = tiny.bank(1) + 1
+    shared = model(tiny.bank(3), time, condition=one)
+    assert torch.allclose(shared, model(tiny.bank(3), time, condition=one.expand(3, -1, -1)), atol=1e-5)
+
+
+def test_a_guess_is_seen_by_a_denoiser_that_is_built_for_it_and_zero_is_none():
+    model, noisy = tiny.denoiser(replace(tiny.DENOISER, self_conditioned=True)), tiny.bank(2)
+    blind = model(noisy, time(2))
+    assert torch.equal(model(noisy, time(2), guess=torch.zeros_like(noisy)), blind)
+    assert not torch.allclose(model(noisy, time(2), guess=noisy), blind, atol=1e-3)
+    with pytest.raises(ValueError, match="built without self-conditioning"):
+        tiny.denoiser()(noisy, time(2), guess=noisy)

@@ -115,3 +115,27 @@ def test_gradients_reach_the_suffix_the_end_token_and_the_text():
     reached = encoder.backbone.embed_tokens.weight.grad.abs().sum(dim=1) > 0
     assert reached[tokens.unique()].all()
     assert reached[EOS]
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("across", [True, False])
+def test_a_text_that_is_all_visible_needs_no_mask(causal, across):
+    encoder, tokens = tiny.encoder(replace(tiny.ENCODER, causal=causal, across_text=across)), tiny.programs(3, 10)
+    masked = encoder(tokens, valid=torch.ones_like(tokens, dtype=torch.bool))
+    assert torch.allclose(encoder(tokens), masked, atol=1e-5)
+
+
+def test_an_encoder_that_looks_both_ways_sees_other_things_and_nothing_hidden():
+    both_ways = replace(tiny.ENCODER, causal=False)
+    encoder, tokens = tiny.encoder(both_ways), tiny.programs(2, 12)
+    assert not torch.allclose(encoder(tokens), tiny.encoder()(tokens), atol=1e-3)
+    hidden = torch.zeros(2, 12, dtype=torch.bool)
+    hidden[:, 3:7] = True
+    changed = torch.where(hidden, tiny.programs(2, 13)[:, 1:], tokens)
+    assert torch.allclose(encoder(tokens, hidden=hidden), encoder(changed, hidden=hidden), atol=1e-6)
+
+
+def test_registers_across_a_padded_text_stand_where_they_do_in_the_text_alone():
+    encoder, tokens = tiny.encoder(replace(tiny.ENCODER, across_text=True)), tiny.programs(2, 12)
+    valid = torch.arange(12) < torch.tensor([[8], [12]])
+    assert torch.allclose(encoder(tokens, valid=valid)[:1], encoder(tokens[:1, :8]), atol=1e-5)

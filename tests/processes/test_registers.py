@@ -12,6 +12,7 @@ from crocodil.processes.registers import (
     noise_std_for_cosine,
     normalise,
     perturb,
+    places_across,
     sample_block_end,
     sample_prefix_length,
     within_prefix,
@@ -78,3 +79,12 @@ def test_interpolation_ends_at_its_ends_and_stays_on_the_sphere():
     assert torch.allclose(middle.norm(dim=-1), torch.tensor(math.sqrt(tiny.REGISTER_WIDTH)))
     to_first, to_second = (torch.cosine_similarity(middle, end, dim=-1) for end in (first, second))
     assert torch.allclose(to_first, to_second, atol=1e-5)
+
+
+def test_registers_across_a_text_halve_the_gaps_from_block_to_block():
+    assert places_across(8, torch.tensor(64)).tolist() == [0, 32, 16, 48, 8, 40, 24, 56]
+    assert places_across(1, torch.tensor(64)).tolist() == [0]
+    places = places_across(64, torch.tensor([256, 512]))
+    for count in (2, 4, 8, 16, 32, 64):
+        for length, own in zip((256, 512), places, strict=True):
+            assert sorted(own[:count].tolist()) == list(range(0, length, length // count))

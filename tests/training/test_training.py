@@ -87,6 +87,27 @@ def test_the_encoder_of_conditions_learns_along_only_where_the_run_says_so(train
         assert not torch.equal(load_model(saved).suffix, before)
 
 
+def test_lengths_take_turns_and_one_denoiser_learns_to_be_both_priors(trained, corpus, tmp_path):
+    run = tiny(corpus)
+    loop = replace(run.conditional_loop, num_steps=4, evaluate_every=4)
+    run = replace(
+        run, lengths=(32, 64), conditional=replace(run.conditional, self_conditioned=True), conditional_loop=loop,
+        prior_objective=replace(run.prior_objective, bare_rate=0.75),
+    )  # fmt: skip
+    data = Place(corpus, tmp_path, trained).data(run, loop)
+    assert [data.tokens(step, range(3)).shape for step in range(3)] == [(3, 32), (3, 64), (3, 32)]
+    epoch = np.concatenate([data.numbers(2 * step, range(16)) for step in range(len(data.train[0]) // 16)])
+    assert len(set(epoch)) == len(epoch)  # a length has its own order, of which no step of its own is lost
+    (tmp_path / "guided").symlink_to(trained / "guided")
+    for stage in ("registers", "conditional"):
+        assert run_stage(stage, run, Place(corpus, tmp_path, tmp_path))
+    assert sorted(path.name for path in (tmp_path / "registers").iterdir()) == [
+        "train-32", "train-64", "valid-32", "valid-64",
+    ]  # fmt: skip
+    last = [row for row in rows(tmp_path / "conditional") if "loss" not in row][-1]
+    assert {"valid mse at time 0.5, length 32", "valid mse at time 0.5, half visible, length 64"} < set(last)
+
+
 # ---------------------------------------------------------------- the freezing schedule
 
 

@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from crocodil.models.llada import LLaDA, LLaDAConfig, picked
-from crocodil.processes.registers import within_prefix
+from crocodil.processes.registers import places_across, within_prefix
 from crocodil.shapes import Logits, Places, Positions, PrefixLength, RegisterBank, RowLogits, TokenIds
 
 
@@ -24,10 +24,13 @@ class DemaskerConfig:
     register_width: int = 1024  # Sec. 5
     prefix_axis_share: float = 1 / 8  # of the frequency pairs, the lowest ones (decision D23)
     literal_positions: bool = False  # the prefix shifts the text, as App. C prints it (decision D16)
+    across_text: bool = False  # registers stand all over the text instead of before it (decision D26)
 
     def __post_init__(self) -> None:
         if self.num_registers < 1:
             raise ValueError(f"a demasker is guided by at least one register, not {self.num_registers}")
+        if self.literal_positions and self.across_text:
+            raise ValueError("registers stand before the text (literal_positions) or across it, not both")
         if not 0 <= self.prefix_axis_share <= 1:
             raise ValueError(f"prefix_axis_share is a share of the pairs, not {self.prefix_axis_share}")
 
@@ -109,6 +112,10 @@ class Demasker(nn.Module):
             along_text, along_prefix = literal_axes(num_given, num_text, prefix_length, device)
         else:
             along_text, along_prefix = fixed_axes(self.config.num_registers, num_given, num_text, device)
+            if self.config.across_text:
+                places = places_across(self.config.num_registers, torch.tensor(num_text, device=device))
+                along_text = along_text.clone()
+                along_text[:, 1 : 1 + num_given] = places[:num_given]
         frequencies = self.backbone.frequencies(device)
         num_local = round(self.config.prefix_axis_share * len(frequencies))
         local = torch.arange(len(frequencies), device=device) >= len(frequencies) - num_local

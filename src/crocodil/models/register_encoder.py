@@ -13,7 +13,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor, nn
 from transformers import Qwen3Config, Qwen3Model
 
-from crocodil.processes.registers import normalise
+from crocodil.processes.registers import normalise, places_across
 from crocodil.shapes import Positions, RegisterBank, TokenIds
 
 
@@ -32,6 +32,8 @@ class RegisterEncoderConfig:
     end_id: int  # the token at whose place the summary is read
     num_registers: int = 128  # Sec. 5
     register_width: int = 1024  # Sec. 5; registers of another width than the backbone's are mapped
+    causal: bool = True  # as Qwen3 is; an encoder from nothing may look both ways (decision D26)
+    across_text: bool = False  # registers stand all over the text instead of behind it (decision D26)
 
     def __post_init__(self) -> None:
         if not 0 <= self.end_id < self.vocab_size:
@@ -62,6 +64,8 @@ class RegisterEncoder(nn.Module):
         self.config = config
         self.backbone = Qwen3Model(config.qwen())
         self.backbone.rotary_emb = Rotary(config)
+        for layer in self.backbone.layers:
+            layer.self_attn.is_causal = config.causal
         self.suffix = nn.Parameter(torch.zeros(config.num_registers - 1, config.width))
         self.register_map = (
             nn.Linear(config.width, config.register_width, bias=False)
@@ -91,9 +95,9 @@ class RegisterEncoder(nn.Module):
             text = text.to(torch.get_autocast_dtype(text.device.type))
         states = self.backbone(
             inputs_embeds=torch.cat([text, self._tail(text)], dim=1),
-            # Without masks the backbone is causal by itself, and faster.
-            position_ids=None if whole else self._positions(valid),
-            attention_mask=None if whole else self._attention_mask(visible),
+            position_ids=self._positions(valid),
+            # Where all is visible no mask is needed: faster. The dict keeps Qwen3 from making one of its own.
+            attention_mask={"full_attention": None if whole else self._attention_mask(visible)},
         ).last_hidden_state[:, -self.config.num_registers :]
         return normalise(states if self.register_map is None else self.register_map(states))
 
@@ -123,16 +127,21 @@ class RegisterEncoder(nn.Module):
         return tail.to(text.dtype).expand(len(text), -1, -1)
 
     def _positions(self, valid: Positions) -> Int[Tensor, "B L"]:
-        """The tail stands behind the padding in memory, but directly behind the text in position."""
+        """The tail stands behind the padding in memory; in position directly behind the text, or across it."""
         num_text, num_tail = valid.shape[1], self.config.num_registers
-        after = valid.sum(dim=1, keepdim=True) + torch.arange(num_tail, device=valid.device)
-        return torch.cat([torch.arange(num_text, device=valid.device).expand(len(valid), -1), after], dim=1)
+        if self.config.across_text:
+            tail = places_across(num_tail, valid.sum(dim=1))
+        else:
+            tail = valid.sum(dim=1, keepdim=True) + torch.arange(num_tail, device=valid.device)
+        return torch.cat([torch.arange(num_text, device=valid.device).expand(len(valid), -1), tail], dim=1)
 
-    def _attention_mask(self, visible: Positions) -> Bool[Tensor, "B 1 L L"]:
-        """Causal, and blind to what is not visible; each position sees itself, lest a row be empty."""
+    def _attention_mask(self, visible: Positions) -> Bool[Tensor, "B 1 _ L"]:
+        """Blind to what is not visible; if causal, each position sees itself, lest a row be empty."""
         tail = visible.new_ones(len(visible), self.config.num_registers)
         keys = torch.cat([visible, tail], dim=1)
         length = keys.shape[1]
+        if not self.config.causal:
+            return keys[:, None, None, :]
         causal = torch.ones(length, length, dtype=torch.bool, device=keys.device).tril()
         itself = torch.eye(length, dtype=torch.bool, device=keys.device)
         return ((causal & keys[:, None, :]) | itself)[:, None]

@@ -58,6 +58,18 @@ def block_index(num_registers: int) -> Int[Tensor, "K"]:
     return torch.arange(len(sizes)).repeat_interleave(sizes)
 
 
+def places_across(num_registers: int, num_tokens: Int[Tensor, "*B"]) -> Int[Tensor, "*B K"]:
+    """Places all over a text, coarse to fine: every block of registers halves the gaps (decision D26).
+
+    Van der Corput's sequence: 0, 1/2, 1/4, 3/4, 1/8 ... of the text, so that the first 2^b registers are spread
+    evenly over it, and each later one describes a smaller part.
+    """
+    num_bits = max(1, (num_registers - 1).bit_length())
+    reversed_bits = [int(f"{number:0{num_bits}b}"[::-1], 2) for number in range(num_registers)]
+    share = torch.tensor(reversed_bits, device=num_tokens.device)
+    return num_tokens[..., None] * share >> num_bits
+
+
 def sample_prefix_length(num_registers: int, *, streams: Streams) -> PrefixLength:
     """Nested dropout: how many registers the demasker sees, uniform over 1..K (decision D2)."""
     return streams.integers(1, num_registers)

@@ -32,8 +32,8 @@ class CachedRegisters:
 
     def batch(self, numbers: np.ndarray, device: str) -> Tensor:
         if self.fits(device):
-            return self.resident(device)[torch.from_numpy(numbers).to(device)].float()
-        return torch.from_numpy(np.asarray(self.bank[numbers])).to(device).float()
+            return self.resident(device)[to_device(numbers, device)].float()
+        return to_device(np.asarray(self.bank[numbers]), device).float()
 
     @cache  # noqa: B019 (a run keeps its banks to its end)
     def fits(self, device: str) -> bool:
@@ -43,6 +43,12 @@ class CachedRegisters:
     @cache  # noqa: B019
     def resident(self, device: str) -> Tensor:
         return torch.from_numpy(np.array(self.bank)).to(device)
+
+
+def to_device(array: np.ndarray, device: str) -> Tensor:
+    """Without waiting for what the device is doing."""
+    tensor = torch.from_numpy(array)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.startswith("cuda") else tensor.to(device)
 
 
 @torch.no_grad()
@@ -74,7 +80,7 @@ def cache_registers(
             # The last batch reaches back for programs that are done: of another size it would compile anew.
             first = max(share.start, min(start, share.stop - batch_size))
             numbers = np.arange(first, min(first + batch_size, share.stop))
-            tokens = torch.from_numpy(programs.batch(numbers)).to(ranks.device)
+            tokens = to_device(programs.batch(numbers), ranks.device)
             bank[numbers] = encode(tokens)[:, : shape[0]].half().cpu().numpy()
             advance(min(batch_size, share.stop - start))
         bank.flush()

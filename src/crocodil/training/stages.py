@@ -36,7 +36,7 @@ from crocodil.samplers import PriorSampling
 from crocodil.seeding import Streams
 from crocodil.shapes import RegisterBank
 from crocodil.tokenization import Retokenizer
-from crocodil.training.cached_registers import CachedRegisters
+from crocodil.training.cached_registers import CachedRegisters, to_device
 from crocodil.training.loop import Phase
 from crocodil.training.lora import learned_parameters
 from crocodil.training.validation import (
@@ -96,7 +96,7 @@ class Data:
 
     def tokens(self, step: int, places: range) -> Tensor:
         programs = self.train[self.turn(step)]
-        return torch.from_numpy(programs.batch(self.numbers(step, places))).to(self.device)
+        return to_device(programs.batch(self.numbers(step, places)), self.device)
 
     def streams(self, step: int, places: range) -> Streams:
         return Streams.of("train", self.seed, step, samples=places, device=self.device)
@@ -334,10 +334,11 @@ class ConditionalPriorStage:
         return Work(length, denoiser + (1 - self.objective.bare_rate) * encoder)
 
     def loss(self, step: int, places: range) -> Tensor:
+        num_bare = min(round(self.objective.bare_rate * len(places)), len(places) - 1)
         return conditional_prior_loss(
             self.denoiser,
             self.encode,
-            self.data.tokens(step, places),
+            self.data.tokens(step, places[num_bare:]),
             self.registers[self.data.turn(step)].batch(self.data.numbers(step, places), self.data.device),
             objective=self.objective,
             mask_id=self.mask_id,
