@@ -1,6 +1,6 @@
 """How fast the stages train: tokens a second and the share of the device's own matrix rate.
 
-    python benchmarks/training.py [--preset small] [--steps 30] [--batch 512]
+    python benchmarks/training.py [--preset small] [--steps 30] [--batch 512] [--optimiser muon]
     python benchmarks/training.py --preset paper-one-gpu --steps 8 --batch 16     # 8B-shaped, random weights, LoRA
 
 Runs the real stages on programs of random tokens, so neither corpus nor checkpoint is needed. MFU is the work of
@@ -29,6 +29,7 @@ from crocodil.training.cached_registers import cache_registers
 from crocodil.training.estimate import estimates
 from crocodil.training.loop import prepare, start, take_step
 from crocodil.training.lora import add_adapters
+from crocodil.training.optimisers import OPTIMISERS
 from crocodil.training.run import Place, Pretrained, base_stage, prior_stage
 from crocodil.training.stages import GuidedStage
 from crocodil.training.work import matrix_rate
@@ -93,6 +94,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--batch", type=int, default=0)
     parser.add_argument("--micro-batches", type=int, default=0)
+    parser.add_argument("--optimiser", default="adamw", choices=OPTIMISERS)
     options = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     rate = matrix_rate(device)
@@ -121,8 +123,10 @@ def measure_stages(options, scratch: Path, ranks: Ranks, rate: float) -> None:
         loop,
         batch_size=options.batch or loop.batch_size,
         num_accumulated=options.micro_batches or (1 if options.batch else loop.num_accumulated),
+        optimiser=options.optimiser,
     )
-    run = replace(run, base_loop=loop, guided_loop=loop)
+    prior_loop = replace(run.prior_loop, optimiser=options.optimiser)
+    run = replace(run, base_loop=loop, guided_loop=loop, prior_loop=prior_loop)
     expected = {one.stage: one.gigabytes for one in estimates(run)}
     place = Place(corpus, scratch / "run", scratch / "run", ranks)
     if not adapts:

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 from crocodil.atomic import remove_unfinished
 from crocodil.distributed import Ranks, load_tensors, save_tensors, whole_directory_of_all
+from crocodil.training.optimisers import fresh_moments, moment_names
 
 STATE_FILE = "state.json"
-_MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 
 
 @dataclass
@@ -91,14 +91,14 @@ def _load(state: TrainState, directory: Path) -> None:
     if differ := sorted(weights ^ set(state.parameters)):
         raise ValueError(f"{directory} is of another model: it differs in {differ[0]} and {len(differ) - 1} more")
     state.optimiser.state.clear()
+    moments = {one: moment_names(group) for group in state.optimiser.param_groups for one in group["params"]}
     for name, parameter in state.parameters.items():
         if stored[name] != tuple(parameter.shape):
             raise ValueError(f"{directory}: {name} has shape {stored[name]}, not {tuple(parameter.shape)}")
-        if f"{_MOMENTS[0]}/{name}" in stored:
-            count, *averages = _MOMENTS
-            state.optimiser.state[parameter][count] = torch.zeros((), device=parameter.device)
-            for moment in averages:
-                state.optimiser.state[parameter][moment] = torch.zeros_like(parameter, requires_grad=False)
+        if f"{moments[parameter][0]}/{name}" in stored:
+            state.optimiser.state[parameter] = fresh_moments(parameter, moments[parameter])
+    if foreign := sorted(set(stored) - set(_tensors(state))):
+        raise ValueError(f"{directory} was written with another optimiser: it holds {foreign[0]}")
     load_tensors(_tensors(state), directory)
     state.step = json.loads((directory / STATE_FILE).read_text())["step"]
 

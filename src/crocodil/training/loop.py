@@ -7,7 +7,7 @@ step, so a run that is killed and resumed ends with the same weights, bit for bi
 import math
 import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,7 @@ from crocodil.distributed import Ranks, local, shard, whole
 from crocodil.progress import progress
 from crocodil.training.checkpointing import TrainState, restore, save
 from crocodil.training.journal import Journal, Outcome, metrics_log
+from crocodil.training.optimisers import OPTIMISERS, Muon, hidden_matrices
 from crocodil.training.work import Work, matrix_rate
 
 
@@ -40,8 +41,9 @@ class LoopConfig:
     num_accumulated: int = 1  # micro-batches a step
     warmup_steps: int = 0
     decay_share: float = 1.0  # of the steps, at the end: 1 is a cosine from the start, less is stable, then decay
+    optimiser: str = "adamw"  # or "muon": for the matrices inside repeated blocks; the rest stays with AdamW
     weight_decay: float = 0.1
-    betas: tuple[float, float] = (0.9, 0.95)
+    betas: tuple[float, float] = (0.9, 0.95)  # of AdamW
     clip_norm: float = 1.0
     average_decay: float = 0.999  # of the exponential moving average of the weights
     bf16: bool = False  # autocast; the weights themselves stay float32
@@ -57,6 +59,8 @@ class LoopConfig:
             raise ValueError(f"{self.num_accumulated} micro-batches do not divide a batch of {self.batch_size}")
         if not 0 <= self.decay_share <= 1:
             raise ValueError(f"decay_share is a share of the steps, not {self.decay_share}")
+        if self.optimiser not in OPTIMISERS:
+            raise ValueError(f"no optimiser {self.optimiser!r}: take one of {', '.join(OPTIMISERS)}")
 
     def learning_rate_at(self, step: int) -> float:
         """Linear warm-up, a stable stretch, and a cosine to zero over the last `decay_share` of the steps."""
@@ -142,6 +146,8 @@ def train(
 
 def prepare(stage: Stage, config: LoopConfig, ranks: Ranks) -> None:
     """Repeated blocks recomputed, compiled and sharded, in this order, as the run says."""
+    if config.optimiser == "muon" and ranks.count > 1:
+        raise ValueError("Muon runs in one process: it needs whole matrices, and several ranks shard them")
     for block in stage.repeated_blocks():
         if config.recompute_blocks:
             _recompute(block)
@@ -153,17 +159,24 @@ def prepare(stage: Stage, config: LoopConfig, ranks: Ranks) -> None:
 def start(stage: Stage, config: LoopConfig, ranks: Ranks | None = None) -> TrainState:
     """The state before the first step."""
     parameters = _learned(stage)
-    optimiser = torch.optim.AdamW(
-        [
-            {"params": [p for p in parameters.values() if p.ndim >= 2], "weight_decay": config.weight_decay},
-            {"params": [p for p in parameters.values() if p.ndim < 2], "weight_decay": 0.0},
-        ],
-        lr=config.learning_rate,
-        betas=config.betas,
-        fused=True,
-    )
+    optimiser = _optimiser(stage, parameters.values(), config)
     averages = {name: parameter.detach().clone() for name, parameter in parameters.items()}
     return TrainState(parameters, optimiser, averages, ranks=ranks or Ranks())
+
+
+def _optimiser(stage: Stage, parameters: Collection[nn.Parameter], config: LoopConfig) -> torch.optim.Optimizer:
+    """What is a vector does not decay."""
+    hidden = hidden_matrices(stage.repeated_blocks() if config.optimiser == "muon" else ())
+    others = [one for one in parameters if one not in hidden]
+    decay = {"weight_decay": config.weight_decay}
+    groups = [
+        {"params": [one for one in others if one.ndim >= 2], **decay},
+        {"params": [one for one in others if one.ndim < 2], "weight_decay": 0.0},
+    ]
+    if config.optimiser == "adamw":
+        return torch.optim.AdamW(groups, lr=config.learning_rate, betas=config.betas, fused=True)
+    groups.append({"params": [one for one in parameters if one in hidden], "hidden": True, **decay})
+    return Muon(groups, lr=config.learning_rate, betas=config.betas)
 
 
 def _learned(stage: Stage) -> dict[str, nn.Parameter]:

@@ -1,0 +1,120 @@
+"""Muon (Jordan et al., 2024) for the matrices inside repeated blocks, AdamW for everything else, as one optimiser.
+
+Muon follows the momentum of a matrix with all its singular values brought close to 1, by Newton-Schulz.
+torch.optim.Muon does this matrix by matrix; here all matrices of one shape are one stack.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.optim.adamw import adamw
+
+OPTIMISERS = ("adamw", "muon")
+_COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # Jordan's: the steepest start, at the price of ending near 1, not at 1
+_NUM_ITERATIONS = 5
+_MOMENTUM = 0.95
+_ADAMW_RMS = 0.2  # of AdamW's update, about (Liu et al., 2025, arXiv:2502.16982, Sec. 2.2)
+
+Matrices = Float[Tensor, "N R C"]
+
+
+class Muon(torch.optim.Optimizer):
+    """Groups with `hidden` go by Muon, the others by AdamW; one learning rate serves both."""
+
+    def __init__(
+        self, groups: Sequence[dict[str, Any]], *, lr: float, betas: tuple[float, float], eps: float = 1e-8
+    ) -> None:
+        super().__init__(groups, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": 0.0, "hidden": False})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Parameters without a gradient rest."""
+        for group in self.param_groups:
+            trained: list[Tensor] = [parameter for parameter in group["params"] if parameter.grad is not None]
+            if not trained:
+                continue
+            for parameter in trained:
+                if not self.state[parameter]:
+                    self.state[parameter] = fresh_moments(parameter, moment_names(group))
+            gradients = [parameter.grad for parameter in trained if parameter.grad is not None]
+            moments = [[self.state[parameter][name] for parameter in trained] for name in moment_names(group)]
+            (_step_muon if group["hidden"] else _step_adamw)(group, trained, gradients, *moments)
+
+
+def _step_muon(
+    group: Mapping[str, Any], matrices: list[Tensor], gradients: list[Tensor], momenta: list[Tensor]
+) -> None:
+    torch._foreach_lerp_(momenta, gradients, 1 - _MOMENTUM)
+    ahead = torch._foreach_lerp(gradients, momenta, _MOMENTUM)  # Nesterov
+    torch._foreach_mul_(matrices, 1 - group["lr"] * group["weight_decay"])
+    for shape, places in _by_shape(matrices).items():
+        stack = torch.stack([ahead[place] for place in places])
+        step = orthogonalised(stack.bfloat16() if stack.is_cuda else stack).to(stack.dtype)
+        torch._foreach_add_(
+            [matrices[place] for place in places],
+            list(step.contiguous().unbind()),
+            alpha=-group["lr"] * _ADAMW_RMS * math.sqrt(max(shape)),
+        )
+
+
+def _step_adamw(
+    group: Mapping[str, Any],
+    parameters: list[Tensor],
+    gradients: list[Tensor],
+    steps: list[Tensor],
+    means: list[Tensor],
+    squares: list[Tensor],
+) -> None:
+    beta1, beta2 = group["betas"]
+    adamw(
+        parameters, gradients, means, squares, [], steps, fused=True, amsgrad=False, maximize=False,
+        lr=group["lr"], beta1=beta1, beta2=beta2, eps=group["eps"], weight_decay=group["weight_decay"],
+    )  # fmt: skip
+
+
+def orthogonalised(matrices: Matrices) -> Matrices:
+    """U V^T of every matrix U S V^T, roughly: the singular values end between 0.7 and 1.2.
+
+    Half precision is enough. A matrix that holds two, as keys and values in one, is taken as it is: nothing in its
+    shape tells it from a wide MLP.
+    """
+    tall = matrices.shape[1] > matrices.shape[2]
+    wide = matrices.mT if tall else matrices
+    wide = wide / torch.linalg.matrix_norm(wide, keepdim=True).clamp(min=1e-7)
+    first, third, fifth = _COEFFICIENTS
+    for _ in range(_NUM_ITERATIONS):
+        gram = wide @ wide.mT
+        factor = torch.baddbmm(gram, gram, gram, beta=third, alpha=fifth)
+        wide = torch.baddbmm(wide, factor, wide, beta=first)
+    return wide.mT if tall else wide
+
+
+def hidden_matrices(blocks: Iterable[nn.Module]) -> set[Tensor]:
+    """The linear maps inside blocks. Tables are two-dimensional too, but their rows are added, not multiplied."""
+    return {module.weight for block in blocks for module in block.modules() if isinstance(module, nn.Linear)}
+
+
+def moment_names(group: Mapping[str, Any]) -> tuple[str, ...]:
+    """What an optimiser keeps for each parameter of a group."""
+    return ("momentum",) if group.get("hidden") else ("step", "exp_avg", "exp_avg_sq")
+
+
+def fresh_moments(parameter: Tensor, names: Iterable[str]) -> dict[str, Tensor]:
+    return {
+        name: torch.zeros((), device=parameter.device)
+        if name == "step"
+        else torch.zeros_like(parameter, requires_grad=False)
+        for name in names
+    }
+
+
+def _by_shape(parameters: Sequence[Tensor]) -> dict[torch.Size, list[int]]:
+    places = defaultdict(list)
+    for place, parameter in enumerate(parameters):
+        places[parameter.shape].append(place)
+    return places
