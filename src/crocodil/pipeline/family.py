@@ -20,6 +20,8 @@ from torch import Tensor
 from crocodil import samplers
 from crocodil.checkpoints import Device, StrPath
 from crocodil.cost import Cost, Size
+from crocodil.decoding import PLAIN, Decoding, Draw, Engine, OnCall, Samples, decode, reveal
+from crocodil.demasking import Guided, Unguided
 from crocodil.encoding import encode_tokens
 from crocodil.graphs import Recorder
 from crocodil.models.demasker import Demasker
@@ -50,7 +52,7 @@ from crocodil.pipeline.machine import (
 from crocodil.processes.masking import DecodePlan
 from crocodil.processes.registers import interpolate
 from crocodil.progress import Advance, progress
-from crocodil.samplers import PLAIN, Decoding, Draw, Engine, OnCall, PriorSampling, Samples
+from crocodil.samplers import PriorSampling
 from crocodil.seeding import Streams
 from crocodil.shapes import RegisterBank, TokenIds
 from crocodil.tokenization import Retokenizer, Tokenizer
@@ -176,7 +178,6 @@ class Crocodil:
         """On CUDA calls are recorded once and replayed."""
         if self.device.type != "cuda":
             return PLAIN
-        reveal = samplers.reveal
         return Engine(Recorder(), torch.compile(reveal, dynamic=True) if self.compiled else reveal)
 
     def decode(
@@ -198,8 +199,8 @@ class Crocodil:
 
         def sample(places: range, canvas: TokenIds, streams: Streams) -> Samples:
             some = bank[places.start : places.stop]
-            demask = samplers.Guided(self.demasker)
-            return samplers.decode(
+            demask = Guided(self.demasker)
+            return decode(
                 demask, canvas, decoding, registers=some, streams=streams, on_call=on_call, engine=self.engine
             )
 
@@ -225,7 +226,7 @@ class Crocodil:
         def sample(places: range, canvas: TokenIds, streams: Streams) -> Samples:
             return samplers.autoencode(
                 lambda some: self._encode(some)[:, :num_registers],
-                samplers.Guided(self.demasker),
+                Guided(self.demasker),
                 tokens[places.start : places.stop],
                 canvas,
                 decoding,
@@ -287,8 +288,8 @@ class Crocodil:
         return made
 
     def _sample_base(self, decoding: Decoding, on_call: OnCall | None) -> Sample:
-        demask = samplers.Guided(self.demasker) if self.base is None else samplers.Unguided(self.base)
-        return lambda places, canvas, streams: samplers.decode(
+        demask = Guided(self.demasker) if self.base is None else Unguided(self.base)
+        return lambda places, canvas, streams: decode(
             demask, canvas, decoding, streams=streams, on_call=on_call, engine=self.engine
         )
 
@@ -305,7 +306,7 @@ class Crocodil:
         return lambda places, canvas, streams: samplers.con_within_disc(
             lambda drawn: first(canvas, drawn),
             lambda tokens, drawn: self.draw_given(tokens, drawn, num_steps=self.settings.refresh_steps),
-            samplers.Guided(self.demasker),
+            Guided(self.demasker),
             canvas,
             decoding,
             streams=streams,

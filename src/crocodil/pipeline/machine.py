@@ -1,22 +1,14 @@
-"""The machine that a model runs on: which device, how much memory, how large a batch."""
+"""How a model is fitted to its machine: what is compiled, how many parameters there are, how large a batch is."""
 
-import os
 from collections.abc import Iterable
 
 import torch
 from torch import nn
 
+from crocodil.devices import free_memory
 from crocodil.models.demasker import DemaskerConfig
 
 LARGEST_BATCH = 256  # beyond it nothing gets faster
-
-
-def default_device() -> str:
-    return "cuda" if torch.cuda.is_available() else "cpu"
-
-
-def default_dtype(device: torch.device) -> torch.dtype:
-    return torch.bfloat16 if device.type == "cuda" else torch.float32
 
 
 def compile_blocks(networks: Iterable[nn.Module]) -> None:
@@ -26,15 +18,6 @@ def compile_blocks(networks: Iterable[nn.Module]) -> None:
             if isinstance(module, nn.ModuleList):
                 for block in module:
                     block.compile()
-
-
-def free_memory(device: torch.device) -> int:
-    """In bytes; 4 GiB where the system does not say."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    if "SC_AVPHYS_PAGES" in os.sysconf_names:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return 4 << 30
 
 
 def num_parameters(network: nn.Module | None) -> int:
