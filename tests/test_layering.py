@@ -20,7 +20,7 @@ LAYERS = [
     {"demasking", "batch"},
     {"objectives", "decoding", "samplers", "metrics"},
     {"atomic"},
-    {"tokenization", "distributed", "progress"},
+    {"tokenization", "devices", "distributed", "progress"},
     {"corpus", "checkpoints", "encoding"},
     {"training", "pipeline", "judges"},
     {"presets", "figures"},

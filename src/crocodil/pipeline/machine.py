@@ -1,11 +1,13 @@
-"""How a model is fitted to its machine: what is compiled, how many parameters there are, how large a batch is."""
+"""A model and its machine: what is compiled, what is recorded, how large a batch may be."""
 
 from collections.abc import Iterable
 
 import torch
 from torch import nn
 
+from crocodil.decoding import PLAIN, Engine, reveal
 from crocodil.devices import free_memory
+from crocodil.graphs import Recorder
 from crocodil.models.demasker import DemaskerConfig
 
 LARGEST_BATCH = 256  # beyond it nothing gets faster
@@ -18,6 +20,13 @@ def compile_blocks(networks: Iterable[nn.Module]) -> None:
             if isinstance(module, nn.ModuleList):
                 for block in module:
                     block.compile()
+
+
+def engine_for(device: torch.device, *, compiled: bool) -> Engine:
+    """On CUDA calls are recorded once and replayed."""
+    if device.type != "cuda":
+        return PLAIN
+    return Engine(Recorder(), torch.compile(reveal, dynamic=True) if compiled else reveal)
 
 
 def num_parameters(network: nn.Module | None) -> int:
