@@ -14,6 +14,8 @@ from dataclasses import replace
 
 import torch
 
+from crocodil.decoding import PLAIN, Decoding, Engine, decode, reveal, rows_by_call
+from crocodil.demasking import Guided, Unguided
 from crocodil.graphs import Recorder
 from crocodil.models.demasker import Demasker, DemaskerConfig
 from crocodil.models.llada import LLaDA, LLaDAConfig
@@ -22,19 +24,7 @@ from crocodil.models.register_encoder import RegisterEncoder, RegisterEncoderCon
 from crocodil.pipeline.machine import compile_blocks
 from crocodil.presets.models import paper_conditional_prior, paper_demasker, paper_encoder, paper_prior
 from crocodil.processes.masking import AtRandom, DecodePlan
-from crocodil.samplers import (
-    PLAIN,
-    Decoding,
-    Engine,
-    Guided,
-    PriorSampling,
-    Unguided,
-    con_within_disc,
-    decode,
-    draw_registers,
-    reveal,
-    rows_by_call,
-)
+from crocodil.samplers import PriorSampling, con_within_disc, draw_registers
 from crocodil.seeding import Streams, generator_for
 
 SMALL = LLaDAConfig(

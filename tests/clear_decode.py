@@ -1,11 +1,12 @@
 """The decode loop as one would first write it: shapes as they come, every tensor looked at, nothing left out.
 
-`crocodil.samplers.decode` must equal it token for token and call for call.
+`crocodil.decoding.decode` must equal it token for token and call for call.
 """
 
 import torch
 
 from crocodil.cost import NO_COST, Cost
+from crocodil.decoding import Samples
 from crocodil.processes.masking import (
     RevealStep,
     before_given_text,
@@ -13,7 +14,6 @@ from crocodil.processes.masking import (
     hold_back_ends,
     propose_tokens,
 )
-from crocodil.samplers import Samples
 
 
 @torch.no_grad()

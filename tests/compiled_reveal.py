@@ -8,9 +8,10 @@ import sys
 import tiny
 import torch
 
+from crocodil.decoding import PLAIN, Decoding, Engine, as_it_is, decode, empty_canvas, reveal
+from crocodil.demasking import Guided
 from crocodil.graphs import Recorder
 from crocodil.processes.masking import AtRandom, DecodePlan, MostConfident
-from crocodil.samplers import PLAIN, Decoding, Engine, Guided, as_it_is, decode, empty_canvas, reveal
 from crocodil.seeding import Streams
 
 

@@ -11,6 +11,8 @@ from tiny import CONDITIONAL, MASK
 from tiny_judges import PROGRAMS, save_language_model
 
 from crocodil.checkpoints import load_llada
+from crocodil.decoding import PLAIN, Decoding, Engine, empty_canvas
+from crocodil.demasking import Guided
 from crocodil.graphs import Recorder
 from crocodil.judges import LanguageModel
 from crocodil.processes.masking import (
@@ -20,17 +22,7 @@ from crocodil.processes.masking import (
     MostConfident,
     Remask,
 )
-from crocodil.samplers import (
-    PLAIN,
-    Decoding,
-    Engine,
-    Guided,
-    PriorSampling,
-    con_then_disc,
-    con_within_disc,
-    draw_registers,
-    empty_canvas,
-)
+from crocodil.samplers import PriorSampling, con_then_disc, con_within_disc, draw_registers
 from crocodil.seeding import Streams
 
 pytestmark = [

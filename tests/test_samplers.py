@@ -13,6 +13,8 @@ from torch.nn.functional import one_hot
 
 from crocodil.checkpoints import load_llada
 from crocodil.cost import Cost, Size
+from crocodil.decoding import Decoding, Draw, decode, empty_canvas
+from crocodil.demasking import Guided, Unguided, strengthened
 from crocodil.processes.masking import (
     AboveThreshold,
     AtRandom,
@@ -21,20 +23,7 @@ from crocodil.processes.masking import (
     NoisyConfidence,
     Remask,
 )
-from crocodil.samplers import (
-    Decoding,
-    Draw,
-    Guided,
-    PriorSampling,
-    Unguided,
-    autoencode,
-    con_then_disc,
-    con_within_disc,
-    decode,
-    draw_registers,
-    empty_canvas,
-    strengthened,
-)
+from crocodil.samplers import PriorSampling, autoencode, con_then_disc, con_within_disc, draw_registers
 
 TABLE_1 = {32: [8, 16, 32, 64, 128, 256], 64: [8, 16, 32, 64], 128: [8, 16, 32, 64], 256: [4, 8, 16, 32, 64]}
 TABLE_2 = {

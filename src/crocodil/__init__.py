@@ -8,26 +8,26 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from crocodil.checkpoints import load_llada, load_model, load_qwen3_embedding, save_model
     from crocodil.cost import Cost
+    from crocodil.decoding import Decoding, decode
     from crocodil.models.demasker import Demasker
     from crocodil.models.llada import LLaDA
     from crocodil.models.register_denoiser import RegisterDenoiser
     from crocodil.models.register_encoder import RegisterEncoder
     from crocodil.pipeline import Crocodil
     from crocodil.processes.masking import DecodePlan
-    from crocodil.samplers import Decoding, decode
     from crocodil.seeding import Streams
 
 _HOMES = {
     "Cost": "cost",
     "Crocodil": "pipeline",
     "DecodePlan": "processes.masking",
-    "Decoding": "samplers",
+    "Decoding": "decoding",
     "Demasker": "models.demasker",
     "LLaDA": "models.llada",
     "RegisterDenoiser": "models.register_denoiser",
     "RegisterEncoder": "models.register_encoder",
     "Streams": "seeding",
-    "decode": "samplers",
+    "decode": "decoding",
     "load_llada": "checkpoints",
     "load_model": "checkpoints",
     "load_qwen3_embedding": "checkpoints",

@@ -143,7 +143,7 @@ def evaluate(
 
 def _court(corpus: "Corpus", judge: str, embedder: str | None, setting: "Setting", device: str | None) -> "Court":
     from crocodil.corpus.shards import TOKENIZER_FILE
-    from crocodil.pipeline.machine import default_device
+    from crocodil.devices import default_device
     from crocodil.reproduce.judging import Court, load_embedder, load_judge
     from crocodil.tokenization import Tokenizer
 

@@ -17,8 +17,8 @@ from safetensors.torch import load_file
 
 from crocodil.cli.root import Format
 from crocodil.cost import Cost
+from crocodil.decoding import OnCall
 from crocodil.pipeline import Crocodil, Generation
-from crocodil.samplers import OnCall
 from crocodil.shapes import RegisterBank, TokenIds
 from crocodil.tokenization import Tokenizer
 

@@ -36,10 +36,11 @@ def train(
             raise ValueError("crocodil train show needs the directory of a run")
         return _show_run(directory)
     from crocodil.corpus.shards import Corpus
+    from crocodil.devices import default_device
     from crocodil.distributed import ranks
     from crocodil.presets.changes import changed
     from crocodil.presets.training import preset as preset_of
-    from crocodil.training.run import Place, Pretrained, default_device, run_stage
+    from crocodil.training.run import Place, Pretrained, run_stage
 
     if data is None or out is None:
         raise ValueError("--data (a corpus) and --out (the run) are needed")

@@ -42,6 +42,12 @@ def text_canvases(texts: Sequence[str], tokenizer: Tokenizer, *, length: int, cu
     return canvases
 
 
+def fitting_length(texts: Sequence[str], tokenizer: Tokenizer, lengths: Sequence[int]) -> int:
+    """The first of these growing lengths that has room for all texts, or the longest."""
+    needed = 1 + max((len(ids) for ids in tokenizer.encode_all(texts)), default=0)
+    return next((length for length in lengths if length >= needed), lengths[-1])
+
+
 def cut_to_fit(text: str, tokenizer: Tokenizer, *, length: int) -> tuple[str, str]:
     """The part of a text for which a canvas has room, and the rest."""
     ids, room = tokenizer.encode(text), length - 1

@@ -5,13 +5,10 @@ Every sample has its own streams of random numbers: sample 7 of a seed is the sa
 
 import dataclasses
 import time
-from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TypeAlias
 
 import torch
 from jaxtyping import Int
@@ -19,44 +16,27 @@ from torch import Tensor
 
 from crocodil import samplers
 from crocodil.checkpoints import Device, StrPath
-from crocodil.cost import Cost, Size
+from crocodil.cost import Cost
+from crocodil.decoding import Decoding, Draw, Engine, OnCall, Samples, decode
+from crocodil.demasking import Guided, Unguided
+from crocodil.devices import default_device, default_dtype
 from crocodil.encoding import encode_tokens
-from crocodil.graphs import Recorder
 from crocodil.models.demasker import Demasker
 from crocodil.models.llada import LLaDA
 from crocodil.models.register_denoiser import RegisterDenoiser
 from crocodil.models.register_encoder import RegisterEncoder
-from crocodil.pipeline.canvases import NOTHING, Given, cut_to_fit, masked_canvas, text_canvases
-from crocodil.pipeline.folder import (
-    BUILTIN,
-    ENCODER_TOKENIZER_FILE,
-    NETWORKS,
-    SETTINGS_FILE,
-    TOKENIZER_FILE,
-    Settings,
-    load_networks,
-    model_folder,
-    read_settings,
-    write_folder,
-)
+from crocodil.pipeline import costs
+from crocodil.pipeline.agreement import check_register_width, check_vocabulary
+from crocodil.pipeline.batches import Sample, in_batches
+from crocodil.pipeline.canvases import NOTHING, Given, cut_to_fit, fitting_length, masked_canvas, text_canvases
+from crocodil.pipeline.folder import BUILTIN, NETWORKS, Settings, load_networks, parts_of, write_folder
 from crocodil.pipeline.generation import GREEDY, Choices, Generation, Method
-from crocodil.pipeline.machine import (
-    affordable_batch,
-    compile_blocks,
-    default_device,
-    default_dtype,
-    num_parameters,
-)
-from crocodil.processes.masking import DecodePlan
+from crocodil.pipeline.machine import affordable_batch, compile_blocks, engine_for
+from crocodil.pipeline.priors import Priors
 from crocodil.processes.registers import interpolate
-from crocodil.progress import Advance, progress
-from crocodil.samplers import PLAIN, Decoding, Draw, Engine, OnCall, PriorSampling, Samples
 from crocodil.seeding import Streams
 from crocodil.shapes import RegisterBank, TokenIds
 from crocodil.tokenization import Retokenizer, Tokenizer
-
-TOKENS_A_CALL = 8  # unless a number of calls is asked for
-Sample: TypeAlias = Callable[[range, TokenIds, Streams], Samples]  # of these places: the canvas, the streams
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,20 +58,10 @@ class Crocodil:
         if self.tokenizer.special.mask is None:
             raise ValueError("the tokenizer has no mask token: a demasker cannot work with it")
         config = self.demasker.config
-        for name, vocab_size, tokenizer in (
-            ("demasker", config.backbone.vocab_size, self.tokenizer),
-            ("encoder", self.encoder.config.vocab_size, self.encoder_tokenizer or self.tokenizer),
-        ):
-            if vocab_size < len(tokenizer):  # an embedding may have more rows than its tokenizer uses
-                raise ValueError(
-                    f"a {name} of {vocab_size} tokens for a tokenizer of {len(tokenizer)}: "
-                    "they disagree about the vocabulary"
-                )
+        check_vocabulary("demasker", config.backbone.vocab_size, self.tokenizer)
+        check_vocabulary("encoder", self.encoder.config.vocab_size, self.encoder_tokenizer or self.tokenizer)
         for network in (self.encoder, self.prior, self.conditional):
-            if network is not None and network.config.register_width != config.register_width:
-                raise ValueError(
-                    f"registers {network.config.register_width} wide for a demasker of {config.register_width}"
-                )
+            check_register_width(network, config)
 
     # ------------------------------------------------------------ files
 
@@ -109,17 +79,7 @@ class Crocodil:
         On the accelerator where there is one, and there in bfloat16. Compiling takes up to a minute at first use,
         and pays for thousands of texts.
         """
-        folder = model_folder(path_or_name)
-        own = folder / ENCODER_TOKENIZER_FILE
-        return cls.assemble(
-            {name: folder / name for name in NETWORKS if (folder / name).exists()},
-            tokenizer=folder / TOKENIZER_FILE,
-            encoder_tokenizer=own if own.exists() else None,
-            settings=read_settings(folder / SETTINGS_FILE),
-            device=device,
-            dtype=dtype,
-            compiled=compiled,
-        )
+        return cls.assemble(**parts_of(path_or_name), device=device, dtype=dtype, compiled=compiled)
 
     @classmethod
     def assemble(
@@ -174,10 +134,7 @@ class Crocodil:
     @cached_property
     def engine(self) -> Engine:
         """On CUDA calls are recorded once and replayed."""
-        if self.device.type != "cuda":
-            return PLAIN
-        reveal = samplers.reveal
-        return Engine(Recorder(), torch.compile(reveal, dynamic=True) if self.compiled else reveal)
+        return engine_for(self.device, compiled=self.compiled)
 
     def decode(
         self,
@@ -198,8 +155,8 @@ class Crocodil:
 
         def sample(places: range, canvas: TokenIds, streams: Streams) -> Samples:
             some = bank[places.start : places.stop]
-            demask = samplers.Guided(self.demasker)
-            return samplers.decode(
+            demask = Guided(self.demasker)
+            return decode(
                 demask, canvas, decoding, registers=some, streams=streams, on_call=on_call, engine=self.engine
             )
 
@@ -225,7 +182,7 @@ class Crocodil:
         def sample(places: range, canvas: TokenIds, streams: Streams) -> Samples:
             return samplers.autoencode(
                 lambda some: self._encode(some)[:, :num_registers],
-                samplers.Guided(self.demasker),
+                Guided(self.demasker),
                 tokens[places.start : places.stop],
                 canvas,
                 decoding,
@@ -287,8 +244,8 @@ class Crocodil:
         return made
 
     def _sample_base(self, decoding: Decoding, on_call: OnCall | None) -> Sample:
-        demask = samplers.Guided(self.demasker) if self.base is None else samplers.Unguided(self.base)
-        return lambda places, canvas, streams: samplers.decode(
+        demask = Guided(self.demasker) if self.base is None else Unguided(self.base)
+        return lambda places, canvas, streams: decode(
             demask, canvas, decoding, streams=streams, on_call=on_call, engine=self.engine
         )
 
@@ -305,7 +262,7 @@ class Crocodil:
         return lambda places, canvas, streams: samplers.con_within_disc(
             lambda drawn: first(canvas, drawn),
             lambda tokens, drawn: self.draw_given(tokens, drawn, num_steps=self.settings.refresh_steps),
-            samplers.Guided(self.demasker),
+            Guided(self.demasker),
             canvas,
             decoding,
             streams=streams,
@@ -316,61 +273,29 @@ class Crocodil:
 
     # ------------------------------------------------------------ registers from the priors
 
-    def draw(self, streams: Streams, *, length: int | None = None) -> Draw:
-        """Registers of a text like those of the training data, on a canvas of this length."""
-        prior = self.conditional if self.prior is None else self.prior
-        if prior is None:
-            raise ValueError(
-                "this model has no prior: it encodes and decodes, and generates with method base only"
-            )
-        known = None
-        if prior is self.conditional:
-            known = {"remembered": self._remembered_bare(length or self.settings.length)}
-        sampling = self._sampling(prior, self.settings.prior_steps)
-        return samplers.draw_registers(prior, sampling, known=known, streams=streams, engine=self.engine)
-
-    @torch.no_grad()
-    def _remembered_bare(self, length: int) -> Tensor:
-        """A conditional prior alone draws given a bare canvas (decision D15), which is encoded once for ever."""
-        if length not in self._bare_canvases:
-            assert self.conditional is not None
-            condition = self.condition(self.canvas(length)[None])
-            self._bare_canvases[length] = self.conditional.remember(condition)
-        return self._bare_canvases[length]
-
     @cached_property
-    def _bare_canvases(self) -> dict[int, Tensor]:
-        return {}
-
-    @torch.no_grad()
-    def draw_given(self, tokens: TokenIds, streams: Streams, *, num_steps: int) -> Draw:
-        """Registers of a text of which the unmasked tokens are seen, and nothing else."""
-        conditional = self.conditional
-        if conditional is None:
-            raise ValueError("this model has no conditional prior: take conthendisc or base, with nothing given")
-        drawn = samplers.draw_registers(
-            conditional,
-            self._sampling(conditional, num_steps),
-            known={"remembered": conditional.remember(self.condition(tokens))},
-            streams=streams,
+    def priors(self) -> Priors:
+        return Priors(
+            prior=self.prior,
+            conditional=self.conditional,
+            encoder=self.encoder if self.condition_encoder is None else self.condition_encoder,
+            tokenizer=self.tokenizer,
+            retokenizer=self._retokenizer,
+            settings=self.settings,
             engine=self.engine,
         )
-        return Draw(drawn.registers, drawn.cost + Cost(encoder_calls=1))
 
-    @torch.no_grad()
+    def draw(self, streams: Streams, *, length: int | None = None) -> Draw:
+        """Registers of a text like those of the training data, on a canvas of this length."""
+        return self.priors.draw(streams, length=length or self.settings.length)
+
+    def draw_given(self, tokens: TokenIds, streams: Streams, *, num_steps: int) -> Draw:
+        """Registers of a text of which the unmasked tokens are seen, and nothing else."""
+        return self.priors.draw_given(tokens, streams, num_steps=num_steps)
+
     def condition(self, tokens: TokenIds) -> RegisterBank:
         """What the conditional prior is given of a text: the registers of its unmasked tokens."""
-        encoder = self.encoder if self.condition_encoder is None else self.condition_encoder
-        return encode_tokens(encoder, tokens, tokens == self.mask_id, retokenizer=self._retokenizer)
-
-    def _sampling(self, prior: RegisterDenoiser, num_steps: int) -> PriorSampling:
-        return PriorSampling(
-            num_registers=prior.config.num_registers,
-            register_width=prior.config.register_width,
-            num_steps=num_steps,
-            largest_offset=self.settings.largest_offset,
-            self_conditioned=prior.config.self_conditioned,
-        )
+        return self.priors.condition(tokens)
 
     # ------------------------------------------------------------ canvases and plans
 
@@ -392,9 +317,8 @@ class Crocodil:
     def at_length(self, length: int) -> "Crocodil":
         """The same model on canvases of this length alone."""
         if length not in self.settings.lengths:
-            raise ValueError(
-                f"this model was trained on canvases of {_listed(self.settings.lengths)} tokens, not {length}"
-            )
+            lengths = " and ".join(map(str, self.settings.lengths))
+            raise ValueError(f"this model was trained on canvases of {lengths} tokens, not {length}")
         settings = dataclasses.replace(self.settings, length=length, lengths=(length,))
         return dataclasses.replace(self, settings=settings)
 
@@ -405,8 +329,7 @@ class Crocodil:
     def canvas_length(self, texts: Sequence[str]) -> int:
         """The model's own where it has room for all texts, else the first longer one that does, or the longest."""
         longer = [length for length in self.settings.lengths if length >= self.settings.length]
-        needed = 1 + max((len(ids) for ids in self.tokenizer.encode_all(texts)), default=0)
-        return next((length for length in longer if length >= needed), longer[-1])
+        return fitting_length(texts, self.tokenizer, longer)
 
     def tokens_of(self, texts: Sequence[str], *, cut: bool = False) -> TokenIds:
         """Texts as canvases of one length."""
@@ -421,19 +344,7 @@ class Crocodil:
         length = self.settings.length if length is None else length
         if not 2 <= length <= self.settings.lengths[-1]:
             raise ValueError(f"this model fills canvases of 2 to {self.settings.lengths[-1]} tokens, not {length}")
-        block_size = length if choices.block_size is None else choices.block_size
-        if calls is None:
-            calls = length // block_size * max(1, block_size // TOKENS_A_CALL)
-        return Decoding(
-            plan=DecodePlan(length=length, block_size=block_size, num_calls=calls),
-            mask_id=self.mask_id,
-            rule=choices.rule,
-            temperature=choices.temperature,
-            top_p=choices.top_p,
-            guidance=choices.guidance,
-            eos_id=self.tokenizer.special.eos,
-            eos_last=choices.eos_last,
-        )
+        return choices.decoding(length, calls, self.tokenizer.special)
 
     # ------------------------------------------------------------ batches and costs
 
@@ -449,72 +360,35 @@ class Crocodil:
         batch_size: int | None,
         on_call: OnCall | None,
     ) -> Generation:
-        """Samples 0, 1, 2 ... of a key; a bar shows where long work stands, unless the caller watches."""
-        size = batch_size or self.affordable_batch(len(canvas))
-        batches, started_at = [], time.perf_counter()
-        with _progress(count, shown=count > size and on_call is None) as advance:
-            for start in range(0, count, size):
-                places = range(start, min(start + size, count))
-                streams = Streams.of(*key, samples=places, device=self.device)
-                batches.append(sample(places, canvas.expand(len(places), -1), streams))
-                advance(len(places))
-        return self._gathered(batches, time.perf_counter() - started_at)
-
-    def _gathered(self, batches: Sequence[Samples], seconds: float) -> Generation:
-        tokens = torch.cat([batch.tokens for batch in batches])
-        banks = [batch.registers for batch in batches if batch.registers is not None]
-        costs = [cost for batch in batches for cost in batch.costs]
-        num_registers = banks[0].shape[1] if banks else None
+        size, started_at = batch_size or self.affordable_batch(len(canvas)), time.perf_counter()
+        made = in_batches(sample, canvas, key, count=count, size=size, watched=on_call is not None)
+        seconds = time.perf_counter() - started_at
+        num_registers = None if made.registers is None else made.registers.shape[1]
         return Generation(
-            texts=[self.tokenizer.decode(ids) for ids in tokens.tolist()],
-            tokens=tokens,
-            registers=torch.cat(banks) if banks else None,
-            cost=sum((batch.cost for batch in batches), Cost()),
-            costs=costs,
-            nfe=_mean(self.nfe, costs),
-            flop_nfe=_mean(
-                lambda cost: self.flop_nfe(cost, length=tokens.shape[1], num_registers=num_registers), costs
+            texts=[self.tokenizer.decode(ids) for ids in made.tokens.tolist()],
+            tokens=made.tokens,
+            registers=made.registers,
+            cost=made.cost,
+            costs=made.costs,
+            nfe=costs.mean(self.nfe, made.costs),
+            flop_nfe=costs.mean(
+                lambda cost: self.flop_nfe(cost, length=len(canvas), num_registers=num_registers), made.costs
             ),
             seconds=seconds,
         )
 
     def nfe(self, cost: Cost) -> float:
         """In the paper's unit; where the two priors differ in size, all calls count as of the larger one."""
-        return cost.nfe(
-            demasker_parameters=num_parameters(self.demasker),
-            denoiser_parameters=num_parameters(self._largest_prior()),
-        )
+        return costs.nfe(cost, demasker=self.demasker, prior=costs.largest((self.prior, self.conditional)))
 
     def flop_nfe(self, cost: Cost, *, length: int, num_registers: int | None) -> float:
         """In calls of the base over the bare text; `num_registers` is None where nothing guided."""
-        prior, backbone = self._largest_prior(), num_parameters(self.demasker.backbone)
-        guided = Size(num_parameters(self.demasker), length + 2 + (num_registers or 0))
-        has_prefix = num_registers is not None or self.base is None
-        return cost.flop_nfe(
-            unit=Size(backbone, length),
-            demasker=guided if has_prefix else Size(backbone, length),
-            denoiser=Size(num_parameters(prior), 0 if prior is None else prior.config.num_registers),
-            encoder=Size(num_parameters(self.encoder), length + self.encoder.config.num_registers),
+        is_bare = num_registers is None and self.base is not None  # else there is a prefix, if only an empty one
+        return costs.flop_nfe(
+            cost,
+            demasker=self.demasker,
+            prior=costs.largest((self.prior, self.conditional)),
+            encoder=self.encoder,
+            length=length,
+            prefix=None if is_bare else num_registers or 0,
         )
-
-    def _largest_prior(self) -> RegisterDenoiser | None:
-        priors = [prior for prior in (self.prior, self.conditional) if prior is not None]
-        return max(priors, key=num_parameters, default=None)
-
-
-def _listed(lengths: Sequence[int]) -> str:
-    return " and ".join(map(str, lengths))
-
-
-def _mean(value: Callable[[Cost], float], costs: Sequence[Cost]) -> float:
-    """Most samples cost the same, and to count parameters takes a while."""
-    return sum(times * value(cost) for cost, times in Counter(costs).items()) / len(costs)
-
-
-@contextmanager
-def _progress(count: int, *, shown: bool) -> Iterator[Advance]:
-    if not shown:
-        yield lambda count=1, note="": None
-        return
-    with progress("sampling", count, unit="texts") as advance:
-        yield advance

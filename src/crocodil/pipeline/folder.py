@@ -102,6 +102,18 @@ def model_folder(path_or_name: StrPath) -> Path:
     return folder
 
 
+def parts_of(path_or_name: StrPath) -> dict[str, Any]:
+    """Where the parts of a model lie, and its settings: what `Crocodil.assemble` takes."""
+    folder = model_folder(path_or_name)
+    own = folder / ENCODER_TOKENIZER_FILE
+    return {
+        "networks": {name: folder / name for name in NETWORKS if (folder / name).exists()},
+        "tokenizer": folder / TOKENIZER_FILE,
+        "encoder_tokenizer": own if own.exists() else None,
+        "settings": read_settings(folder / SETTINGS_FILE),
+    }
+
+
 def read_settings(file: Path) -> Settings:
     about = read_json(file)
     found = (about.pop("format", None), about.pop("format_version", None))

@@ -4,8 +4,12 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from crocodil.cost import Cost
-from crocodil.processes.masking import MostConfident, RevealRule
+from crocodil.decoding import Decoding
+from crocodil.processes.masking import DecodePlan, MostConfident, RevealRule
 from crocodil.shapes import RegisterBank, TokenIds
+from crocodil.tokenization import SpecialIds
+
+TOKENS_A_CALL = 8  # unless a number of calls is asked for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,6 +22,23 @@ class Choices:
     top_p: float = 1.0
     guidance: float = 1.0
     eos_last: bool = True
+
+    def decoding(self, length: int, calls: int | None, special: SpecialIds) -> Decoding:
+        """The same for the decode loop: on a canvas of this length, in so many calls."""
+        assert special.mask is not None
+        block_size = length if self.block_size is None else self.block_size
+        if calls is None:
+            calls = length // block_size * max(1, block_size // TOKENS_A_CALL)
+        return Decoding(
+            plan=DecodePlan(length=length, block_size=block_size, num_calls=calls),
+            mask_id=special.mask,
+            rule=self.rule,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            guidance=self.guidance,
+            eos_id=special.eos,
+            eos_last=self.eos_last,
+        )
 
 
 GREEDY = Choices()

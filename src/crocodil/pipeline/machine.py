@@ -1,22 +1,16 @@
-"""The machine that a model runs on: which device, how much memory, how large a batch."""
+"""A model and its machine: what is compiled, what is recorded, how large a batch may be."""
 
-import os
 from collections.abc import Iterable
 
 import torch
 from torch import nn
 
+from crocodil.decoding import PLAIN, Engine, reveal
+from crocodil.devices import free_memory
+from crocodil.graphs import Recorder
 from crocodil.models.demasker import DemaskerConfig
 
 LARGEST_BATCH = 256  # beyond it nothing gets faster
-
-
-def default_device() -> str:
-    return "cuda" if torch.cuda.is_available() else "cpu"
-
-
-def default_dtype(device: torch.device) -> torch.dtype:
-    return torch.bfloat16 if device.type == "cuda" else torch.float32
 
 
 def compile_blocks(networks: Iterable[nn.Module]) -> None:
@@ -28,13 +22,11 @@ def compile_blocks(networks: Iterable[nn.Module]) -> None:
                     block.compile()
 
 
-def free_memory(device: torch.device) -> int:
-    """In bytes; 4 GiB where the system does not say."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    if "SC_AVPHYS_PAGES" in os.sysconf_names:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return 4 << 30
+def engine_for(device: torch.device, *, compiled: bool) -> Engine:
+    """On CUDA calls are recorded once and replayed."""
+    if device.type != "cuda":
+        return PLAIN
+    return Engine(Recorder(), torch.compile(reveal, dynamic=True) if compiled else reveal)
 
 
 def num_parameters(network: nn.Module | None) -> int:

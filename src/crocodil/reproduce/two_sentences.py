@@ -12,6 +12,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from crocodil.decoding import Decoding, Draw, Samples, decode
+from crocodil.demasking import Guided, Unguided
 from crocodil.models.demasker import Demasker, DemaskerConfig
 from crocodil.models.llada import LLaDA, LLaDAConfig
 from crocodil.models.register_denoiser import RegisterDenoiser, RegisterDenoiserConfig
@@ -21,18 +23,7 @@ from crocodil.processes.masking import DecodePlan
 from crocodil.reproduce import published
 from crocodil.reproduce.document import Section, Table, Text, number
 from crocodil.reproduce.rows import Job, Row, Store
-from crocodil.samplers import (
-    Decoding,
-    Draw,
-    Guided,
-    PriorSampling,
-    Samples,
-    Unguided,
-    autoencode,
-    con_then_disc,
-    decode,
-    draw_registers,
-)
+from crocodil.samplers import PriorSampling, autoencode, con_then_disc, draw_registers
 from crocodil.seeding import Streams, generator_for
 
 WORDS = ["cat", "dog", "meows", "barks", "<s>", ".", "[M]"]

@@ -301,7 +301,3 @@ def _cache(run: Run, place: Place, out: Path) -> None:
                 ranks=place.ranks,
                 bf16=run.prior_loop.bf16,
             )
-
-
-def default_device() -> str:
-    return "cuda" if torch.cuda.is_available() else "cpu"
