@@ -147,8 +147,9 @@ def test_one_conditional_denoiser_can_serve_as_both_priors(pipe):
 def test_a_model_of_several_lengths_takes_the_canvas_that_a_text_needs(pipe):
     several = replace(pipe, settings=replace(pipe.settings, length=32, lengths=(32, 64)))
     assert several.canvas_length([TEXT[:20]]) == 32
-    assert several.canvas_length([TEXT[:20], TEXT]) == several.canvas_length([TEXT * 9]) == 64
-    assert several.autoencode([TEXT], calls=4).tokens.shape == (1, 64)
+    longer = 2 * TEXT
+    assert several.canvas_length([TEXT[:20], longer]) == several.canvas_length([9 * TEXT]) == 64
+    assert several.autoencode([longer], calls=4).tokens.shape == (1, 64)
     assert [several.generate(1, calls=4, length=length).tokens.shape[1] for length in (None, 64)] == [32, 64]
     assert several.at_length(64).settings.lengths == (64,)
     with pytest.raises(ValueError, match="trained on canvases of 32 and 64 tokens, not 48"):

@@ -44,17 +44,19 @@ def small(corpus: Corpus) -> Run:
     prior is left out. docs/research-log.md says how the numbers were found.
     """
     loop = LoopConfig(
-        num_steps=6000, batch_size=256, learning_rate=1.2e-3, warmup_steps=300, decay_share=0.3, weight_decay=0.1,
-        average_decay=0.9995, bf16=True, compile_blocks=True, evaluate_every=1000, save_every=3000,
+        num_steps=6000, batch_size=256, learning_rate=3e-3, optimiser="muon", warmup_steps=300, decay_share=0.3,
+        weight_decay=0.1, bf16=True, compile_blocks=True, evaluate_every=1000, save_every=3000,
     )  # fmt: skip
     prior_loop = replace(loop, num_steps=10_000, batch_size=4096, learning_rate=1e-3, weight_decay=0.01)
     prior = RegisterDenoiserConfig(
         num_registers=8, register_width=256, width=512, num_layers=7, num_heads=4, self_conditioned=True
     )
+    demasker = _demasker(corpus, width=512, num_layers=8, num_heads=4, num_registers=64, register_width=256)
+    encoder = _encoder(corpus, width=512, num_layers=4, num_heads=4, num_registers=64, register_width=256)
     return Run(
         lengths=(256, 512),
-        demasker=_demasker(corpus, width=512, num_layers=8, num_heads=4, num_registers=64, register_width=256),
-        encoder=_encoder(corpus, width=512, num_layers=4, num_heads=4, num_registers=64, register_width=256),
+        demasker=replace(demasker, across_text=True),
+        encoder=replace(encoder, across_text=True, causal=False),
         prior=prior,
         conditional=_on_condition(prior, num_registers=64),
         base_loop=loop,

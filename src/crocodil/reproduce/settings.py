@@ -32,7 +32,7 @@ class Setting:
     num_copied: int = 256  # programs through the autoencoder: not stated
     num_pairs: int = 1000  # App. D
     num_drawn: int = 5000  # registers for PRDC, App. E
-    num_samples: int = 512  # a point of generation: not stated
+    num_samples: int = 1000  # a point of generation: not stated
     num_swept: int = 128  # a candidate of the sweep: ours
     candidates: tuple[Candidate, ...] = candidates((0.5, 0.8, 1.0), tuple(RULES))  # at 0 a base has one text
     fewest_calls: int = 8  # of generation; doubled up to one call a token
