@@ -91,13 +91,15 @@ def test_lengths_take_turns_and_one_denoiser_learns_to_be_both_priors(trained, c
     run = tiny(corpus)
     loop = replace(run.conditional_loop, num_steps=4, evaluate_every=4)
     run = replace(
-        run, lengths=(32, 64), conditional=replace(run.conditional, self_conditioned=True), conditional_loop=loop,
+        run, lengths=(32, 32, 64), conditional_loop=loop,
+        conditional=replace(run.conditional, self_conditioned=True),
         prior_objective=replace(run.prior_objective, bare_rate=0.75),
     )  # fmt: skip
     data = Place(corpus, tmp_path, trained).data(run, loop)
-    assert [data.tokens(step, range(3)).shape for step in range(3)] == [(3, 32), (3, 64), (3, 32)]
-    epoch = np.concatenate([data.numbers(2 * step, range(16)) for step in range(len(data.train[0]) // 16)])
-    assert len(set(epoch)) == len(epoch)  # a length has its own order, of which no step of its own is lost
+    assert [data.tokens(step, range(3)).shape[1] for step in range(4)] == [32, 32, 64, 32]
+    epoch = np.concatenate([data.numbers(3 * step, range(16)) for step in range(len(data.train[0]) // 16)])
+    assert len(set(epoch)) == len(epoch)  # a turn has its own order, of which no step of its own is lost
+    assert not np.array_equal(data.numbers(0, range(16)), data.numbers(1, range(16)))
     (tmp_path / "guided").symlink_to(trained / "guided")
     for stage in ("registers", "conditional"):
         assert run_stage(stage, run, Place(corpus, tmp_path, tmp_path))

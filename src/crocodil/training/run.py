@@ -46,7 +46,7 @@ class Pretrained:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    lengths: tuple[int, ...]  # of the programs in tokens; several take turns, the first is the usual one
+    lengths: tuple[int, ...]  # of the programs in tokens; several take turns (D27), the first is the usual one
     demasker: DemaskerConfig
     encoder: RegisterEncoderConfig
     prior: RegisterDenoiserConfig
@@ -100,7 +100,9 @@ class Place:
         )
 
     def programs(self, run: Run, split: str) -> list[Programs]:
-        return [self.corpus.programs(split, length=length) for length in run.lengths]
+        """Of every turn."""
+        views = {length: self.corpus.programs(split, length=length) for length in run.lengths}
+        return [views[length] for length in run.lengths]
 
     def finished(self, stage: str, module: str) -> Path:
         """Where an earlier stage left a network."""
@@ -115,7 +117,7 @@ class Place:
         return encoder.eval()
 
     def registers(self, run: Run, split: str) -> list[CachedRegisters]:
-        """Of every length."""
+        """Of every turn."""
         directories = [self.source / "registers" / f"{split}-{length}" for length in run.lengths]
         for directory in directories:
             if not directory.exists():
@@ -291,7 +293,7 @@ def _cache(run: Run, place: Place, out: Path) -> None:
         for layer in encoder.backbone.layers:
             layer.compile(dynamic=False)
     for split in ("train", "valid"):
-        for programs in place.programs(run, split):
+        for programs in dict.fromkeys(place.programs(run, split)):
             cache_registers(
                 lambda tokens: encode_tokens(encoder, tokens, retokenizer=retokenizer),
                 programs,

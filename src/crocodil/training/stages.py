@@ -61,7 +61,7 @@ from crocodil.training.work import (
 class Data:
     """Programs of train and valid at every length, and the key under which they are drawn.
 
-    Lengths take turns, a step each, so that every batch has one shape.
+    Lengths take turns, a step each, so that every batch has one shape; one that is there twice has two turns.
     """
 
     train: Sequence[Programs]
@@ -83,7 +83,7 @@ class Data:
 
     @cached_property
     def orders(self) -> list[Order]:
-        return [Order(len(programs), f"train {self.seed}") for programs in self.train]
+        return [Order(len(programs), f"train {self.seed} turn {turn}") for turn, programs in enumerate(self.train)]
 
     def turn(self, step: int) -> int:
         """Whose turn it is: the place of a length among all."""
@@ -114,11 +114,13 @@ class Data:
 
     def held_out(self) -> Iterator["HeldOut"]:
         """The programs that validation looks at, always the same, for every length."""
-        for turn, programs in enumerate(self.valid):
+        turns = {programs.length: turn for turn, programs in enumerate(self.valid)}
+        for turn in turns.values():
+            programs = self.valid[turn]
             count = min(self.num_valid, len(programs))
             numbers = Order(len(programs), "valid").at(np.arange(count))
             tokens = torch.from_numpy(programs.batch(numbers)).to(self.device)
-            suffix = f", length {programs.length}" if len(self.valid) > 1 else ""
+            suffix = f", length {programs.length}" if len(turns) > 1 else ""
             yield HeldOut(turn, numbers, tokens, suffix)
 
 
