@@ -66,6 +66,7 @@ def small(corpus: Corpus) -> Run:
         guided_objective=DemaskerObjective(prefix_lengths=(1, 2, 4, 8, 8, 8, 16, 32, 64, 64)),
         prior_objective=PriorObjective(bare_rate=0.8, condition_drop_rate=0.0),
         encoder_warmup_steps=0,
+        encoder_begins_as_base=True,
         encode_batch=2048,
     )
 

@@ -31,6 +31,7 @@ from crocodil.training.checkpointing import TrainState
 from crocodil.training.loop import LoopConfig, Stage, averaged_weights, train
 from crocodil.training.lora import LoRA, add_adapters, merged
 from crocodil.training.stages import BaseStage, ConditionalPriorStage, Data, GuidedStage, PriorStage
+from crocodil.training.warm_start import begin_as_base
 
 RUN_FILE = "run.json"
 Network = TypeVar("Network", bound=nn.Module)
@@ -58,6 +59,7 @@ class Run:
     guided_objective: DemaskerObjective = field(default_factory=DemaskerObjective)
     prior_objective: PriorObjective = field(default_factory=PriorObjective)
     encoder_warmup_steps: int = 4000  # App. C
+    encoder_begins_as_base: bool = False  # a fresh encoder takes over the base's first blocks (decision D28)
     condition_encoder_learns: bool = False  # Sec. 4.3.2, comment iii
     encode_batch: int = 256  # programs at a time when registers are cached
     pretrained: Pretrained = field(default_factory=Pretrained)
@@ -137,9 +139,10 @@ def guided_stage(run: Run, place: Place) -> tuple[Stage, LoopConfig]:
     loop = run.guided_loop
     if run.lora is not None and place.ranks.count > 1:
         raise ValueError("LoRA runs in one process; on several devices train the whole demasker, which is sharded")
+    demasker = _demasker(run, place)
     stage = GuidedStage(
-        place.put(_encoder(run)),
-        place.put(_demasker(run, place)),
+        place.put(_encoder(run, demasker.backbone)),
+        place.put(demasker),
         place.data(run, loop),
         run.guided_objective,
         run.encoder_warmup_steps,
@@ -165,10 +168,11 @@ def _demasker(run: Run, place: Place) -> Demasker:
     return demasker
 
 
-def _encoder(run: Run) -> RegisterEncoder:
+def _encoder(run: Run, base: LLaDA) -> RegisterEncoder:
     generator = generator_for("encoder", run.guided_loop.seed)
     if run.pretrained.qwen is None:
-        return RegisterEncoder(run.encoder).init_weights(generator)
+        fresh = RegisterEncoder(run.encoder).init_weights(generator)
+        return begin_as_base(fresh, base, generator) if run.encoder_begins_as_base else fresh
     return load_qwen3_embedding(
         run.pretrained.qwen,
         num_registers=run.encoder.num_registers,
