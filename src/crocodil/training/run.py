@@ -147,6 +147,7 @@ def guided_stage(run: Run, place: Place) -> tuple[Stage, LoopConfig]:
         run.guided_objective,
         run.encoder_warmup_steps,
         _retokenizer(run, place),
+        run.num_prior_registers,
     )
     return stage, loop
 

@@ -191,6 +191,7 @@ class GuidedStage:
     objective: DemaskerObjective = field(default_factory=DemaskerObjective)
     warmup_steps: int = 4000  # App. C
     retokenizer: Retokenizer | None = None  # for an encoder with a vocabulary of its own (decision D7)
+    num_modelled: int = 0  # registers that a prior will model: what validation looks at besides all and none
     name: str = "guided"
 
     def modules(self) -> Mapping[str, nn.Module]:
@@ -237,13 +238,16 @@ class GuidedStage:
         )
 
     def evaluate(self) -> dict[str, float]:
-        """With all registers, and with none."""
+        """With all registers, with those that a prior will model, and with none."""
         mask_id = self.demasker.config.backbone.mask_id
         found: dict[str, float] = {}
         for held_out in self.data.held_out():
             registers = self.encode(held_out.tokens)
-            for kind, bank in (("", registers), (" without registers", registers[:, :0])):
-                demask, suffix = partial(self._demask, bank), kind + held_out.suffix
+            counts = {"": registers.shape[1], " without registers": 0}
+            if self.num_modelled:
+                counts[f" with {self.num_modelled} registers"] = self.num_modelled
+            for kind, count in counts.items():
+                demask, suffix = partial(self._demask, registers[:, :count]), kind + held_out.suffix
                 found |= accuracy_by_mask_prob(demask, held_out.tokens, mask_id=mask_id, suffix=suffix)
         return found
 
