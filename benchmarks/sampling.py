@@ -38,7 +38,7 @@ def networks(model: str, device: str, dtype: torch.dtype):
     if model == "8b":
         shapes = (paper_demasker(), paper_encoder(), paper_prior(), paper_conditional_prior())
     else:
-        prior = RegisterDenoiserConfig(num_registers=8, register_width=256, width=512, num_layers=7, num_heads=4)
+        prior = RegisterDenoiserConfig(num_registers=8, register_width=256, width=512, num_layers=6, num_heads=4)
         encoder = RegisterEncoderConfig(
             vocab_size=8192, width=512, num_layers=4, num_heads=4, num_kv_heads=4, head_width=128, mlp_width=1408,
             end_id=2, num_registers=64, register_width=256,

@@ -1,10 +1,19 @@
-"""The paper's shapes, counted; no weights are made."""
+"""The paper's shapes and those of the built-in model, counted; no weights are made."""
+
+from dataclasses import replace
 
 import torch
 
 from crocodil.models.demasker import Demasker
+from crocodil.models.llada import LLaDA
+from crocodil.models.register_denoiser import RegisterDenoiser
 from crocodil.models.register_encoder import RegisterEncoder
 from crocodil.presets import models
+from crocodil.presets.training import small
+from crocodil.seeding import generator_for
+from crocodil.training.warm_start import begin_as_base
+
+MIB = 1 << 20
 
 
 def count(module):
@@ -23,3 +32,31 @@ def test_the_papers_demasker_adds_only_the_interface_to_llada_8b():
         demasker = Demasker(models.paper_demasker())
     assert count(demasker) - count(demasker.backbone) == 1024 * 4096 + 2 * 4096
     assert sum(parameter.numel() for parameter in demasker.interface()) == 1024 * 4096 + 2 * 4096
+
+
+def built_in(corpus):
+    """The run of the built-in model, with the vocabulary that it has."""
+    run = small(corpus)
+    backbone = replace(run.demasker.backbone, vocab_size=8192)
+    return replace(
+        run,
+        demasker=replace(run.demasker, backbone=backbone),
+        encoder=replace(run.encoder, vocab_size=8192),
+    )
+
+
+def test_what_ships_of_small_is_below_80_mib_at_a_byte_a_weight_with_room_for_scales(corpus):
+    run = built_in(corpus)
+    with torch.device("meta"):
+        shipped = [Demasker(run.demasker), RegisterEncoder(run.encoder), RegisterDenoiser(run.conditional)]
+    assert 70 * MIB < sum(count(network) for network in shipped) < 77 * MIB
+
+
+def test_the_encoder_of_small_can_begin_as_its_base(corpus):
+    run = built_in(corpus)
+    with torch.device("meta"):
+        encoder, base = RegisterEncoder(run.encoder), LLaDA(run.demasker.backbone)
+    assert run.encoder_begins_as_base
+    base.to_empty(device="cpu")
+    encoder.to_empty(device="cpu")
+    begin_as_base(encoder, base, generator_for("registers"))

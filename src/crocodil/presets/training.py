@@ -49,7 +49,7 @@ def small(corpus: Corpus) -> Run:
     )  # fmt: skip
     prior_loop = replace(loop, num_steps=10_000, batch_size=2048, learning_rate=2e-3, weight_decay=0.01)
     prior = RegisterDenoiserConfig(
-        num_registers=8, register_width=256, width=512, num_layers=7, num_heads=4, self_conditioned=True
+        num_registers=8, register_width=256, width=512, num_layers=6, num_heads=4, self_conditioned=True
     )
     demasker = _demasker(corpus, width=512, num_layers=8, num_heads=4, num_registers=64, register_width=256)
     encoder = _encoder(corpus, width=512, num_layers=4, num_heads=4, num_registers=64, register_width=256)
