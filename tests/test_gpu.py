@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -77,11 +78,12 @@ def test_con_then_disc_draws_the_same_samples_on_both_devices():
 
 @pytest.mark.parametrize("rule", [MostConfident(), AtRandom(), AboveThreshold(0.1), Remask()])
 def test_recorded_calls_give_the_same_samples(rule):
-    demasker, denoiser = tiny.demasker().cuda(), tiny.denoiser(CONDITIONAL).cuda()
+    demasker = tiny.demasker(replace(tiny.DEMASKER, across_text=True)).cuda()
+    denoiser = tiny.denoiser(replace(CONDITIONAL, self_conditioned=True)).cuda()
     how = Decoding(
         plan=DecodePlan.one_block(16, 8), mask_id=MASK, rule=rule, temperature=1.0, eos_id=tiny.EOS, top_p=0.9
     )
-    sampling = PriorSampling(num_registers=6, register_width=16, num_steps=8)
+    sampling = PriorSampling(num_registers=6, register_width=16, num_steps=8, self_conditioned=True)
 
     def sample(engine, seed):
         return con_within_disc(

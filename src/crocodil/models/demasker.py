@@ -113,7 +113,7 @@ class Demasker(nn.Module):
         else:
             along_text, along_prefix = fixed_axes(self.config.num_registers, num_given, num_text, device)
             if self.config.across_text:
-                places = places_across(self.config.num_registers, torch.tensor(num_text, device=device))
+                places = places_across(self.config.num_registers, torch.full((), num_text, device=device))
                 along_text = along_text.clone()
                 along_text[:, 1 : 1 + num_given] = places[:num_given]
         frequencies = self.backbone.frequencies(device)

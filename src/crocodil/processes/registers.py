@@ -64,10 +64,13 @@ def places_across(num_registers: int, num_tokens: Int[Tensor, "*B"]) -> Int[Tens
     Van der Corput's sequence: 0, 1/2, 1/4, 3/4, 1/8 ... of the text, so that the first 2^b registers are spread
     evenly over it, and each later one describes a smaller part.
     """
-    num_bits = max(1, (num_registers - 1).bit_length())
-    reversed_bits = [int(f"{number:0{num_bits}b}"[::-1], 2) for number in range(num_registers)]
-    share = torch.tensor(reversed_bits, device=num_tokens.device)
-    return num_tokens[..., None] * share >> num_bits
+    num_bits = (num_registers - 1).bit_length()
+    # On the device from the start: what is copied there cannot be part of a recorded call.
+    number = torch.arange(num_registers, device=num_tokens.device)
+    turned_round = torch.zeros_like(number)
+    for bit in range(num_bits):
+        turned_round |= ((number >> bit) & 1) << (num_bits - 1 - bit)
+    return num_tokens[..., None] * turned_round >> num_bits
 
 
 def sample_prefix_length(num_registers: int, *, streams: Streams) -> PrefixLength:
