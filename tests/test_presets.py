@@ -57,6 +57,8 @@ def test_the_encoder_of_small_can_begin_as_its_base(corpus):
     with torch.device("meta"):
         encoder, base = RegisterEncoder(run.encoder), LLaDA(run.demasker.backbone)
     assert run.encoder_begins_as_base
-    base.to_empty(device="cpu")
-    encoder.to_empty(device="cpu")
+    for network, value in ((base, 1.0), (encoder, 0.0)):
+        for parameter in network.to_empty(device="cpu").parameters():
+            torch.nn.init.constant_(parameter, value)
     begin_as_base(encoder, base, generator_for("registers"))
+    assert encoder.backbone.layers[-1].mlp.down_proj.weight.eq(1).all()
