@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 Inputs = Sequence[Tensor | None]
+Play = Callable[[Callable[..., Any], Hashable, Inputs], Any]  # a step of this key, on these inputs
 
 
 class Recorder:

@@ -188,7 +188,7 @@ def _diffuse(
 ) -> tuple[RegisterBank, Float[Tensor, "B K"]]:
     """z_s and the effective time of every register."""
     num_registers, width = registers.shape[1:]
-    offsets = block_offsets(block_index(num_registers), largest=objective.largest_offset).to(registers.device)
+    offsets = block_offsets(block_index(num_registers, registers.device), largest=objective.largest_offset)
     time = effective_time(sample_base_time(offsets, streams=streams.at("time")), offsets)
     noise = streams.at("noise").normal(num_registers, width)
     return add_noise(registers, time, noise), time

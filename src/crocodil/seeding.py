@@ -35,7 +35,10 @@ class Streams:
     @classmethod
     def of(cls, *key: str | int, samples: Sequence[int] | range, device: str | torch.device = "cpu") -> "Streams":
         """The streams of these sample indices under `key`, e.g. ("train", seed, step)."""
-        indices = torch.tensor(list(samples), dtype=torch.int64, device=device)
+        if isinstance(samples, range):  # made where it is needed: a copy would wait for all that runs there
+            indices = torch.arange(samples.start, samples.stop, samples.step, device=device)
+        else:
+            indices = torch.tensor(list(samples), dtype=torch.int64, device=device)
         root = torch.full_like(indices, _as_int64(_digest(*key)))
         return cls(root).at(indices)
 

@@ -50,7 +50,7 @@ def add_noise(registers: RegisterBank, time: RegisterTime, noise: RegisterBank) 
 
 def block_offsets(block: Int[Tensor, "K"], *, largest: float) -> Offsets:
     """Delta_b, linear in each register's `block` index from 0 up to `largest` (App. E, decision D4)."""
-    return largest * block / max(int(block[-1]), 1)
+    return largest * block / block[-1:].clamp(min=1)
 
 
 def effective_time(base_time: PerSample, offsets: Offsets) -> RegisterTime:

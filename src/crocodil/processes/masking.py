@@ -55,8 +55,7 @@ def mask_tokens(
 
 def bare_canvas(tokens: TokenIds, *, mask_id: int) -> Masked:
     """What generation starts from: the beginning that all samples share, and nothing behind it; one row."""
-    hidden = torch.ones_like(tokens[:1], dtype=torch.bool)
-    hidden[:, 0] = False
+    hidden = torch.arange(tokens.shape[1], device=tokens.device)[None] > 0
     return Masked(tokens[:1].masked_fill(hidden, mask_id), hidden)
 
 

@@ -52,10 +52,9 @@ def block_ends(num_registers: int) -> list[int]:
     return [*powers, num_registers]
 
 
-def block_index(num_registers: int) -> Int[Tensor, "K"]:
-    """The block that each register belongs to, from 0."""
-    sizes = torch.tensor(block_sizes(num_registers))
-    return torch.arange(len(sizes)).repeat_interleave(sizes)
+def block_index(num_registers: int, device: torch.device | str = "cpu") -> Int[Tensor, "K"]:
+    """The block that each register belongs to, from 0: how many binary digits its number has."""
+    return torch.frexp(torch.arange(num_registers, device=device).float()).exponent
 
 
 def places_across(num_registers: int, num_tokens: Int[Tensor, "*B"]) -> Int[Tensor, "*B K"]:

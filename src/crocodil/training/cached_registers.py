@@ -76,15 +76,25 @@ def cache_registers(
         autocast,
     ):
         bank = _open_bank(unfinished / _FILE, (len(programs), *shape), ranks)
+        waiting: list[tuple[np.ndarray, Tensor]] = []
         for start in range(share.start, share.stop, batch_size):
             # The last batch reaches back for programs that are done: of another size it would compile anew.
             first = max(share.start, min(start, share.stop - batch_size))
             numbers = np.arange(first, min(first + batch_size, share.stop))
             tokens = to_device(programs.batch(numbers), ranks.device)
-            bank[numbers] = encode(tokens)[:, : shape[0]].half().cpu().numpy()
+            waiting.append((numbers, encode(tokens)[:, : shape[0]].half()))
+            # Written down a batch late: an accelerator is at work on one while the next is made.
+            if len(waiting) > 1:
+                _write(bank, *waiting.pop(0))
             advance(min(batch_size, share.stop - start))
+        for numbers, registers in waiting:
+            _write(bank, numbers, registers)
         bank.flush()
     return CachedRegisters(target)
+
+
+def _write(bank: np.memmap, numbers: np.ndarray, registers: Tensor) -> None:
+    bank[numbers] = registers.cpu().numpy()
 
 
 def _open_bank(file: Path, shape: tuple[int, int, int], ranks: Ranks) -> np.memmap:

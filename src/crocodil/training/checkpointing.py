@@ -33,6 +33,10 @@ class TrainState:
     step: int = 0
     ranks: Ranks = field(default_factory=Ranks)
 
+    @property
+    def device(self) -> torch.device:
+        return next(iter(self.parameters.values())).device
+
 
 def save(state: TrainState, root: Path, *, keep: int) -> None:
     """Write the state as a new checkpoint; only the newest `keep` stay."""

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from crocodil.distributed import Ranks, local, shard, whole
+from crocodil.graphs import Play, Recorder
 from crocodil.progress import progress
 from crocodil.training.checkpointing import TrainState, restore, save
 from crocodil.training.journal import Journal, Outcome, metrics_log
@@ -49,6 +50,7 @@ class LoopConfig:
     bf16: bool = False  # autocast; the weights themselves stay float32
     compile_blocks: bool = False
     recompute_blocks: bool = False  # in the backward pass: memory for time
+    record_steps: bool = False  # as CUDA graphs, for steps that the host is too slow to launch (decision D29)
     evaluate_every: int = 500
     save_every: int = 500
     keep_checkpoints: int = 2
@@ -57,6 +59,8 @@ class LoopConfig:
     def __post_init__(self) -> None:
         if self.batch_size % self.num_accumulated:
             raise ValueError(f"{self.num_accumulated} micro-batches do not divide a batch of {self.batch_size}")
+        if self.record_steps and self.num_accumulated > 1:
+            raise ValueError("a step that is recorded has one micro-batch")
         if not 0 <= self.decay_share <= 1:
             raise ValueError(f"decay_share is a share of the steps, not {self.decay_share}")
         if self.optimiser not in OPTIMISERS:
@@ -100,6 +104,15 @@ class Stage(Protocol):
     def evaluate(self) -> dict[str, float]: ...
 
 
+@runtime_checkable
+class Recordable(Stage, Protocol):
+    """A stage whose loss is a function of tensors alone, of few shapes, that never waits for a value."""
+
+    def inputs(self, step: int, places: range) -> tuple[Tensor, ...]: ...
+
+    def loss_of(self, *inputs: Tensor) -> Tensor: ...
+
+
 def train(
     stage: Stage,
     config: LoopConfig,
@@ -118,6 +131,7 @@ def train(
     state = start(stage, config, ranks)
     if resume:
         restore(state, out / "checkpoints")
+    recorder = recorder_for(config, ranks)
     deadline, first_step = time.monotonic() + 60 * (max_minutes or math.inf), state.step
     with (
         metrics_log(out, state.step, written=ranks.speaks) as log,
@@ -141,13 +155,17 @@ def train(
                         save(state, out / "checkpoints", keep=config.keep_checkpoints)
             if done or stopping:
                 return state
-            journal.add(state.step, take_step(stage, state, config))
+            journal.add(state.step, take_step(stage, state, config, recorder))
 
 
 def prepare(stage: Stage, config: LoopConfig, ranks: Ranks) -> None:
     """Repeated blocks recomputed, compiled and sharded, in this order, as the run says."""
     if config.optimiser == "muon" and ranks.count > 1:
         raise ValueError("Muon runs in one process: it needs whole matrices, and several ranks shard them")
+    if config.record_steps and ranks.count > 1:
+        raise ValueError("steps are recorded in one process: several ranks wait for each other")
+    if config.record_steps and not isinstance(stage, Recordable):
+        raise ValueError(f"steps of stage {stage.name} cannot be recorded: record those of the priors")
     for block in stage.repeated_blocks():
         if config.recompute_blocks:
             _recompute(block)
@@ -191,17 +209,18 @@ def _learned(stage: Stage) -> dict[str, nn.Parameter]:
     }
 
 
-def take_step(stage: Stage, state: TrainState, config: LoopConfig) -> Outcome:
+def recorder_for(config: LoopConfig, ranks: Ranks) -> Recorder | None:
+    """Where there is no accelerator there is nothing to record."""
+    return Recorder() if config.record_steps and ranks.device.startswith("cuda") else None
+
+
+def take_step(stage: Stage, state: TrainState, config: LoopConfig, play: Play | None = None) -> Outcome:
     """One optimiser step."""
     _unfreeze(stage, trained_at(state.step, stage.phases()))
     state.optimiser.zero_grad(set_to_none=True)
-    device = next(iter(state.parameters.values())).device
-    total = torch.zeros((), device=device)
-    for places in config.micro_batches(state.ranks):
-        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=config.bf16):
-            loss = stage.loss(state.step, places) / config.num_accumulated
-        loss.backward()
-        total += loss.detach()
+    total = (
+        _differentiate(stage, state, config) if play is None else _differentiate_played(stage, state, config, play)
+    )
     trained = [parameter for parameter in state.parameters.values() if parameter.grad is not None]
     norm = torch.nn.utils.clip_grad_norm_(trained, config.clip_norm)
     learning_rate = config.learning_rate_at(state.step)
@@ -211,6 +230,35 @@ def take_step(stage: Stage, state: TrainState, config: LoopConfig) -> Outcome:
     state.step += 1
     _average(state, config.average_decay)
     return Outcome(state.ranks.gather(total), whole(norm), learning_rate)
+
+
+def _differentiate(stage: Stage, state: TrainState, config: LoopConfig) -> Tensor:
+    """The loss; its gradients stay at the parameters."""
+    device = state.device
+    total = torch.zeros((), device=device)
+    for places in config.micro_batches(state.ranks):
+        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=config.bf16):
+            loss = stage.loss(state.step, places) / config.num_accumulated
+        loss.backward()
+        total += loss.detach()
+    return total
+
+
+def _differentiate_played(stage: Stage, state: TrainState, config: LoopConfig, play: Play) -> Tensor:
+    """The same, played from a recording for every shape of the inputs."""
+    assert isinstance(stage, Recordable)
+    trained = [parameter for parameter in state.parameters.values() if parameter.requires_grad]
+
+    def differentiate(*inputs: Tensor) -> tuple[Tensor, ...]:
+        with torch.autocast(state.device.type, dtype=torch.bfloat16, enabled=config.bf16):
+            loss = stage.loss_of(*inputs)
+        return loss.detach(), *torch.autograd.grad(loss, trained, materialize_grads=True)
+
+    (places,) = config.micro_batches(state.ranks)
+    loss, *gradients = play(differentiate, stage.name, stage.inputs(state.step, places))
+    for parameter, gradient in zip(trained, gradients, strict=True):
+        parameter.grad = gradient
+    return loss
 
 
 def trained_at(step: int, phases: Sequence[Phase]) -> frozenset[str]:
@@ -261,8 +309,7 @@ def _evaluated(stage: Stage, state: TrainState, config: LoopConfig) -> dict[str,
     modules = stage.modules().values()
     for module in modules:
         module.eval()
-    device = next(iter(state.parameters.values())).device.type
-    autocast = torch.autocast(device, dtype=torch.bfloat16, enabled=config.bf16)
+    autocast = torch.autocast(state.device.type, dtype=torch.bfloat16, enabled=config.bf16)
     eager = torch.compiler.set_stance("force_eager")  # too little work to compile anything for
     with averaged_weights(state), torch.no_grad(), autocast, eager:
         found = stage.evaluate()

@@ -282,12 +282,16 @@ class PriorStage:
         return Work(self.denoiser.config.num_registers, LEARNING * denoiser_flops(self.denoiser.config))
 
     def loss(self, step: int, places: range) -> Tensor:
-        return prior_loss(
-            self.denoiser,
-            self.registers[self.data.turn(step)].batch(self.data.numbers(step, places), self.data.device),
-            objective=self.objective,
-            streams=self.data.streams(step, places),
-        )
+        return self.loss_of(*self.inputs(step, places))
+
+    def inputs(self, step: int, places: range) -> tuple[Tensor, Tensor]:
+        """Registers, and the keys of their random streams."""
+        numbers = self.data.numbers(step, places)
+        registers = self.registers[self.data.turn(step)].batch(numbers, self.data.device)
+        return registers, self.data.streams(step, places).keys
+
+    def loss_of(self, registers: Tensor, keys: Tensor) -> Tensor:
+        return prior_loss(self.denoiser, registers, objective=self.objective, streams=Streams(keys))
 
     def evaluate(self) -> dict[str, float]:
         found: dict[str, float] = {}
@@ -340,15 +344,25 @@ class ConditionalPriorStage:
         return Work(length, denoiser + (1 - self.objective.bare_rate) * encoder)
 
     def loss(self, step: int, places: range) -> Tensor:
+        return self.loss_of(*self.inputs(step, places))
+
+    def inputs(self, step: int, places: range) -> tuple[Tensor, Tensor, Tensor]:
+        """Tokens of those that see some, registers, and the keys of their random streams."""
         num_bare = min(round(self.objective.bare_rate * len(places)), len(places) - 1)
+        tokens = self.data.tokens(step, places[num_bare:])
+        numbers = self.data.numbers(step, places)
+        registers = self.registers[self.data.turn(step)].batch(numbers, self.data.device)
+        return tokens, registers, self.data.streams(step, places).keys
+
+    def loss_of(self, tokens: Tensor, registers: Tensor, keys: Tensor) -> Tensor:
         return conditional_prior_loss(
             self.denoiser,
             self.encode,
-            self.data.tokens(step, places[num_bare:]),
-            self.registers[self.data.turn(step)].batch(self.data.numbers(step, places), self.data.device),
+            tokens,
+            registers,
             objective=self.objective,
             mask_id=self.mask_id,
-            streams=self.data.streams(step, places),
+            streams=Streams(keys),
         )
 
     def encode(self, tokens: Tensor, hidden: Tensor | None) -> Tensor:
