@@ -89,12 +89,7 @@ def load_networks(
 
 
 def model_folder(path_or_name: StrPath) -> Path:
-    if path_or_name == BUILTIN:
-        folder = Path(__file__).parent.parent / BUILTIN
-        if not (folder / SETTINGS_FILE).is_file():
-            raise ValueError("no model is built in yet: pass a model folder, as `crocodil assemble` writes it")
-        return folder
-    folder = Path(path_or_name)
+    folder = Path(__file__).parent.parent / BUILTIN if path_or_name == BUILTIN else Path(path_or_name)
     if not (folder / SETTINGS_FILE).is_file():
         raise ValueError(
             f"no model {str(path_or_name)!r}: a model is {BUILTIN!r}, or a folder with {SETTINGS_FILE}"
