@@ -166,6 +166,21 @@ def test_a_bare_canvas_tells_the_one_prior_how_long_it_is(pipe):
     assert long.cost == Cost(denoiser_calls=pipe.settings.prior_steps)  # it is encoded once for all
 
 
+def test_the_first_of_the_drawn_registers_may_guide_alone(pipe):
+    whole = pipe.generate(2, method="conthendisc", calls=4, length=64)
+    for few in (
+        pipe.generate(2, method="conthendisc", calls=4, length=64, num_registers=2),
+        replace(pipe, settings=replace(pipe.settings, num_registers=2)).generate(
+            2, method="conthendisc", calls=4, length=64
+        ),
+    ):
+        assert torch.equal(few.registers, whole.registers[:, :2])
+        assert few.texts == pipe.generate(2, method="conthendisc", calls=4, length=64, num_registers=2).texts
+        assert few.flop_nfe < whole.flop_nfe  # a shorter prefix
+    with pytest.raises(ValueError, match="at least one register guides, not 0"):
+        pipe.generate(1, num_registers=0)
+
+
 def test_the_base_is_a_network_of_its_own_or_else_the_result_says_what_it_is(pipe):
     assert pipe.generate(1, method="base", calls=4).note == ""
     without = replace(pipe, base=None).generate(1, method="base", calls=4)

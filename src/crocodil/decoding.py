@@ -43,6 +43,10 @@ class Draw(NamedTuple):
     registers: RegisterBank
     cost: Cost
 
+    def first(self, count: int | None) -> "Draw":
+        """The first so many registers: they are nested, coarse to fine."""
+        return Draw(self.registers[:, :count], self.cost)
+
 
 Refresh: TypeAlias = Callable[[TokenIds, Streams], Draw]  # registers again, given the visible tokens
 OnCall: TypeAlias = Callable[[TokenIds, int, Cost], None]  # the canvas after a call, its index, the cost so far

@@ -49,6 +49,9 @@ def reproduce(
     out: Annotated[Path, typer.Option(help="Rows, figures and the report.")] = Path("results"),
     seed: Seed = 0,
     device: Device = None,
+    compiled: Annotated[
+        bool, typer.Option("--compiled", help="A minute at first, then faster; some last digits differ.")
+    ] = False,
 ) -> None:
     """Compute the paper's tables and figures anew, and write one report. Stopped, it goes on where it was."""
     from crocodil.reproduce.experiments import NAMES, compute_all, read_all
@@ -69,7 +72,7 @@ def reproduce(
     if data is None:
         raise ValueError("--data is needed: the corpus whose held-out programs are what real text is")
     corpus = Corpus(data)
-    pipes = [Crocodil.from_pretrained(one, device=device) for one in model or ["builtin"]]
+    pipes = [Crocodil.from_pretrained(one, device=device, compiled=compiled) for one in model or ["builtin"]]
     pipes = [with_base(pipe, _each("base", base or (), len(pipes), place)) for place, pipe in enumerate(pipes)]
     variants = {name: Crocodil.from_pretrained(path, device=device) for name, path in _named(ablation_model or ())}
     court = _court(corpus, judge, embedder, setting, device)

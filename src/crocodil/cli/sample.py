@@ -30,6 +30,7 @@ def generate(
     seed: Seed = 0,
     prefix: Annotated[str, typer.Option(help="Text that is given at the beginning.")] = "",
     suffix: Annotated[str, typer.Option(help="Text that is given at the end.")] = "",
+    registers: Annotated[int | None, typer.Option(help="Guided by the first so many of those drawn.")] = None,
     block_size: Annotated[int | None, typer.Option(help="Fill blocks of this size from left to right.")] = None,
     temperature: Annotated[float | None, typer.Option(help="0 takes the most probable tokens.")] = None,
     top_p: Annotated[float | None, typer.Option(help="Draw among the most probable tokens.")] = None,
@@ -70,6 +71,7 @@ def generate(
             calls=calls,
             seed=seed,
             given=Given(prefix=prefix, suffix=suffix),
+            num_registers=registers,
             choices=choices,
             on_call=on_call,
         )

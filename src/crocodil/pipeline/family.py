@@ -222,12 +222,16 @@ class Crocodil:
         calls: int | None = None,
         seed: int = 0,
         given: Given = NOTHING,
+        num_registers: int | None = None,
         refresh_fractions: Collection[float] = (0.5,),
         choices: Choices | None = None,
         batch_size: int | None = None,
         on_call: OnCall | None = None,
     ) -> Generation:
-        """`count` new texts. The beginning is given to all methods: a base without it cannot tell places apart."""
+        """`count` new texts, guided by the first `num_registers` of those drawn; by default the settings say.
+
+        The beginning is given to all methods: a base without it cannot tell places apart.
+        """
         if count < 1:
             raise ValueError(f"at least one text is generated, not {count}")
         method = Method(method)
@@ -237,7 +241,7 @@ class Crocodil:
             sample = self._sample_base(decoding, on_call)
         else:
             fractions = refresh_fractions if method is Method.CON_WITHIN_DISC else ()
-            sample = self._sample_guided(decoding, given, fractions, on_call)
+            sample = self._sample_guided(decoding, given, num_registers, fractions, on_call)
         made = self._in_batches(sample, canvas, ("generate", seed), count, batch_size, on_call)
         if method is Method.BASE and self.base is None:
             made = dataclasses.replace(made, note="no base of its own: the demasker with an empty prefix")
@@ -250,18 +254,30 @@ class Crocodil:
         )
 
     def _sample_guided(
-        self, decoding: Decoding, given: Given, refresh_fractions: Collection[float], on_call: OnCall | None
+        self,
+        decoding: Decoding,
+        given: Given,
+        num_registers: int | None,
+        refresh_fractions: Collection[float],
+        on_call: OnCall | None,
     ) -> Sample:
         """Algorithms 2 and 3; with something given, the first registers are drawn given it (decision D24)."""
+        settings = self.settings
+        kept = settings.num_registers if num_registers is None else num_registers
+        if kept is not None and kept < 1:
+            raise ValueError(f"at least one register guides, not {kept}: method base is guided by none")
 
-        def first(canvas: TokenIds, streams: Streams) -> Draw:
+        def draw(canvas: TokenIds, streams: Streams) -> Draw:
             if given:
-                return self.draw_given(canvas, streams, num_steps=self.settings.prior_steps)
-            return self.draw(streams, length=canvas.shape[1])
+                return self.draw_given(canvas, streams, num_steps=settings.prior_steps).first(kept)
+            return self.draw(streams, length=canvas.shape[1]).first(kept)
+
+        def redraw(tokens: TokenIds, streams: Streams) -> Draw:
+            return self.draw_given(tokens, streams, num_steps=settings.refresh_steps).first(kept)
 
         return lambda places, canvas, streams: samplers.con_within_disc(
-            lambda drawn: first(canvas, drawn),
-            lambda tokens, drawn: self.draw_given(tokens, drawn, num_steps=self.settings.refresh_steps),
+            lambda drawn: draw(canvas, drawn),
+            redraw,
             Guided(self.demasker),
             canvas,
             decoding,

@@ -43,6 +43,7 @@ class Settings:
     largest_offset: float = 0.1  # of the priors' block offsets, as in training (decision D4)
     prior_steps: int = 128  # Sec. 5
     refresh_steps: int = 32  # Sec. 5
+    num_registers: int | None = None  # the first of those drawn, which guide a generation; None: all
     temperature: float = 1.0  # of generated tokens
     top_p: float = 1.0
     guidance: float = 1.0

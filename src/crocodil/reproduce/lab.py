@@ -16,6 +16,7 @@ from crocodil.cost import Cost
 from crocodil.models.llada import LLaDA
 from crocodil.pipeline import Crocodil
 from crocodil.pipeline.folder import NETWORKS
+from crocodil.pipeline.machine import compile_blocks
 from crocodil.processes.masking import mask_tokens
 from crocodil.reproduce.judging import Court, Reference
 from crocodil.reproduce.rows import Row, Store
@@ -74,6 +75,7 @@ class Lab:
             "dtype": str(next(pipe.demasker.parameters()).dtype).removeprefix("torch."),
             "prior_steps": pipe.settings.prior_steps,
             "refresh_steps": pipe.settings.refresh_steps,
+            "num_registers": pipe.settings.num_registers,
             "ends": "cut at the first; they wait for what stands before them",  # decision D12
         }
         return cls(
@@ -159,6 +161,8 @@ def with_base(pipe: Crocodil, folder: Path | None) -> Crocodil:
         raise ValueError(f"{folder} holds a {type(base).__name__}: a base is a LLaDA without registers")
     if base.config != pipe.demasker.config.backbone:
         raise ValueError(f"the base in {folder} has another shape than the model's demasker: they do not compare")
+    if pipe.compiled:
+        compile_blocks([base])
     return replace(pipe, base=base.eval().requires_grad_(False))
 
 
