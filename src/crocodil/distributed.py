@@ -89,6 +89,7 @@ def ranks(device: str) -> Iterator[Ranks]:
             # A network's output may be a view; FSDP2 only minds if somebody writes into it, which no loss does.
             warnings.filterwarnings("ignore", "FSDP2-wrapped module")
             yield Ranks(dist.get_rank(), dist.get_world_size(), device)
+        dist.barrier()  # nobody leaves while others may still talk to it
     finally:
         dist.destroy_process_group()
 
