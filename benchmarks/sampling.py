@@ -38,13 +38,15 @@ def networks(model: str, device: str, dtype: torch.dtype):
     if model == "8b":
         shapes = (paper_demasker(), paper_encoder(), paper_prior(), paper_conditional_prior())
     else:
-        prior = RegisterDenoiserConfig(num_registers=8, register_width=256, width=512, num_layers=6, num_heads=4)
+        prior = RegisterDenoiserConfig(
+            num_registers=8, register_width=64, width=512, num_layers=6, num_heads=4, self_conditioned=True
+        )
         encoder = RegisterEncoderConfig(
             vocab_size=8192, width=512, num_layers=4, num_heads=4, num_kv_heads=4, head_width=128, mlp_width=1408,
-            end_id=2, num_registers=64, register_width=256,
+            end_id=2, num_registers=64, register_width=64, causal=False, across_text=True,
         )  # fmt: skip
-        demasker = DemaskerConfig(backbone=SMALL, num_registers=64, register_width=256)
-        shapes = (demasker, encoder, prior, replace(prior, condition_width=256, condition_length=64))
+        demasker = DemaskerConfig(backbone=SMALL, num_registers=64, register_width=64, across_text=True)
+        shapes = (demasker, encoder, prior, replace(prior, condition_width=64, condition_length=64))
     torch.set_default_dtype(dtype)
     with torch.device(device):
         made = [build(shape) for build, shape in zip(BUILD, shapes, strict=True)]
@@ -86,6 +88,16 @@ def canvas_of(decoding: Decoding, batch: int, device: str) -> torch.Tensor:
     canvas = torch.full((batch, decoding.plan.length), decoding.mask_id, device=device)
     canvas[:, 0] = decoding.mask_id + 1
     return canvas
+
+
+def sampling_from(prior: RegisterDenoiser) -> PriorSampling:
+    """The paper's 128 steps."""
+    config = prior.config
+    return PriorSampling(
+        num_registers=config.num_registers,
+        register_width=config.register_width,
+        self_conditioned=config.self_conditioned,
+    )
 
 
 # ---------------------------------------------------------------- the loop over its floor
@@ -138,7 +150,7 @@ def prior_in_calls(demasker, encoder, prior, conditional, engine: Engine, device
             decode(demask, canvas, decoding, registers=bank, streams=streams, engine=engine)
 
         call = seconds(loop) / 8
-        sampling = PriorSampling(num_registers=8, register_width=demasker.config.register_width)
+        sampling = sampling_from(prior)
         short = replace(sampling, num_steps=32)
 
         def first() -> None:
@@ -228,7 +240,7 @@ def measured(name: str, work, tokens: int) -> dict[str, object]:
 @torch.no_grad()
 def on_this_cpu(demasker, encoder, prior, conditional) -> None:
     """ConWithinDisc as `crocodil generate` runs it: 128 steps of the prior, one refresh of 32 half way."""
-    sampling = PriorSampling(num_registers=8, register_width=demasker.config.register_width)
+    sampling = sampling_from(prior)
     for calls in CPU_CALLS:
         for batch in (1, 8):
             decoding = how(demasker.config.backbone, 256, calls)

@@ -89,6 +89,25 @@ def test_algorithm_1_shows_registers_at_the_cosine_of_the_paper():
     assert torch.equal(seen["registers"], clean)
 
 
+@pytest.mark.parametrize("rate", [0.25, 1.0])
+def test_the_encoder_reads_some_texts_in_part(rate):
+    asked = {}
+
+    def encode(tokens, hidden):
+        asked["hidden"] = hidden
+        return torch.zeros(len(tokens), NUM_REGISTERS, 16)
+
+    objective = DemaskerObjective(partial_rate=rate)
+    with torch.no_grad():
+        guided_loss(
+            encode, tiny.demasker(), tiny.programs(2000, 12),
+            objective=objective, mask_id=MASK, streams=tiny.streams(2000),
+        )  # fmt: skip
+    some_hidden = asked["hidden"].any(dim=1).float().mean().item()
+    assert some_hidden == pytest.approx(rate * 12 / 13, abs=0.03)  # a uniform share hides none of 12 once in 13
+    assert asked["hidden"].float().mean().item() == pytest.approx(rate / 2, abs=0.02)
+
+
 def test_algorithm_1_asks_for_logits_where_tokens_are_hidden():
     seen, _ = seen_by_the_demasker(DemaskerObjective(), count=50)
     assert torch.equal(seen["rows"], seen["noisy_tokens"] == MASK)

@@ -166,6 +166,17 @@ def test_a_bare_canvas_tells_the_one_prior_how_long_it_is(pipe):
     assert long.cost == Cost(denoiser_calls=pipe.settings.prior_steps)  # it is encoded once for all
 
 
+def test_the_settings_say_how_much_noise_of_a_draw_is_fresh(pipe):
+    restless = replace(pipe, settings=replace(pipe.settings, eta=1.0))
+    streams = Streams.of("here", samples=range(3))
+    still, moved = (one.draw(streams, length=64).registers for one in (pipe, restless))
+    assert not torch.allclose(still, moved, atol=1e-2)
+    alone = restless.draw(Streams.of("here", samples=[2]), length=64).registers
+    assert torch.allclose(moved[2:], alone, atol=1e-4)  # whoever else is drawn
+    with pytest.raises(ValueError, match="eta lies between 0"):
+        replace(pipe.settings, eta=1.5)
+
+
 def test_the_first_of_the_drawn_registers_may_guide_alone(pipe):
     whole = pipe.generate(2, method="conthendisc", calls=4, length=64)
     for few in (
@@ -314,12 +325,14 @@ def cross_entropy_of(pipe, texts):
 
 def test_assemble_takes_settings_and_leaves_networks_out(trained, corpus, tmp_path):
     asked = ["assemble", trained, "--data", corpus.directory, "--out", tmp_path / "model"]
-    settings = ["--prior-steps", 12, "--refresh-steps", 4, "--temperature", 0.7, "--top-p", 0.9]
+    settings = ["--prior-steps", 12, "--refresh-steps", 4, "--eta", 1, "--temperature", 0.7, "--top-p", 0.9]
     made = run(*asked, "--without", "base", "--without", "prior", "--int8", *settings)
     assert made.output.strip() == f"{tmp_path / 'model'}: demasker, encoder, conditional"
     model = Crocodil.from_pretrained(tmp_path / "model", device="cpu")
     assert model.base is model.prior is None
-    assert model.settings == Settings(length=64, prior_steps=12, refresh_steps=4, temperature=0.7, top_p=0.9)
+    assert model.settings == Settings(
+        length=64, prior_steps=12, refresh_steps=4, eta=1.0, temperature=0.7, top_p=0.9
+    )
     assert load_file(tmp_path / "model" / "encoder" / "model.safetensors")["suffix"].dtype == torch.int8
     failed = run(*asked, "--without", "bass")
     assert str(failed.exception).startswith("--without bass: the networks of a model are demasker, encoder")

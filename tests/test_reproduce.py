@@ -178,10 +178,10 @@ def test_the_full_setting_is_the_papers_protocol():
 
 
 def test_priors_take_the_models_own_steps_unless_the_papers_are_asked_for(pipe):
-    own = replace(pipe, settings=replace(pipe.settings, prior_steps=7, refresh_steps=3))
-    for much, expected in ((FULL, (7, 3)), (FULL.with_papers_steps(), (128, 32)), (TINY, (4, 2))):
+    own = replace(pipe, settings=replace(pipe.settings, prior_steps=7, refresh_steps=3, eta=0.5))
+    for much, expected in ((FULL, (7, 3, 0.5)), (FULL.with_papers_steps(), (128, 32, 0.0)), (TINY, (4, 2, 0.5))):
         found = with_steps(own, much).settings
-        assert (found.prior_steps, found.refresh_steps) == expected
+        assert (found.prior_steps, found.refresh_steps, found.eta) == expected
 
 
 # ---------------------------------------------------------------- rows

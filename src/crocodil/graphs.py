@@ -14,15 +14,20 @@ Play = Callable[[Callable[..., Any], Hashable, Inputs], Any]  # a step of this k
 
 
 class Recorder:
-    """Plays steps: the first of each key and shape is recorded, the others are replays of it."""
+    """Plays steps: the first of each key and shape is recorded, the others are replays of it.
 
-    def __init__(self) -> None:
+    Recordings share their memory unless told otherwise. PyTorch allows that where they are replayed in the order
+    in which they were made, as the calls of a decoding are.
+    """
+
+    def __init__(self, *, share_memory: bool = True) -> None:
+        self.share_memory = share_memory
         self.forget()
 
     def forget(self) -> None:
-        """All recordings and their memory, which is one for all of them: no two ever run at once."""
+        """All recordings and their memory."""
         self.recordings: dict[Hashable, Recording] = {}
-        self.pool = torch.cuda.graph_pool_handle()
+        self.pool = torch.cuda.graph_pool_handle() if self.share_memory else None
 
     def __call__(self, step: Callable[..., Any], key: Hashable, inputs: Inputs) -> Any:
         shapes = tuple(None if one is None else (one.shape, one.dtype) for one in inputs)

@@ -50,6 +50,7 @@ class DemaskerObjective:
     prefix_lengths: tuple[int, ...] = ()  # k only among these, one as often as it is named (decision D2)
     empty_prefix_rate: float = 0.1  # k = 0 (decision D14)
     given_rate: float = 0.1  # how often a prefix, a suffix or both are given (decision D24); 0 in the paper
+    partial_rate: float = 0.0  # how often the encoder reads but a part, as for a condition (decision D30)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +90,8 @@ def guided_loss(
     noisy_tokens, hidden = mask_tokens(  # line 3
         tokens, mask_prob, mask_id=mask_id, streams=streams.at("mask"), given=given & (mask_prob < 1)[:, None]
     )
-    registers = encode(tokens, None)  # line 4
+    unseen = _sometimes_unseen(tokens, objective, streams.at("unseen")) if objective.partial_rate else None
+    registers = encode(tokens, unseen)  # line 4
     std = noise_std_for_cosine(objective.register_cosine)
     noisy_registers = perturb(registers, std=std, streams=streams.at("register noise"))  # line 5
     prefix_length = sample_visible_registers(registers.shape[1], objective, streams.at("prefix"))
@@ -132,6 +134,13 @@ def conditional_prior_loss(
         of_bare = _denoised(denoiser, noisy_registers[:num_bare], time[:num_bare], objective, bare)
         predicted = torch.cat([of_bare, predicted])
     return F.mse_loss(predicted, registers)  # line 7
+
+
+def _sometimes_unseen(tokens: TokenIds, objective: DemaskerObjective, streams: Streams) -> Positions:
+    """What the encoder does not see: nothing of most samples, some share of the others."""
+    chosen = streams.at("chosen").uniform() < objective.partial_rate
+    share = streams.at("share").uniform() * chosen
+    return streams.at("places").uniform(tokens.shape[1]) < share[:, None]
 
 
 def _partly_visible(tokens: TokenIds, objective: PriorObjective, mask_id: int, streams: Streams) -> Masked:

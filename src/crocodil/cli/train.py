@@ -97,6 +97,7 @@ def assemble(
     int8: Annotated[bool, typer.Option("--int8", help="Round matrices to int8: a quarter of the size.")] = False,
     prior_steps: Annotated[int | None, typer.Option(min=1, help="Of a draw from the prior.")] = None,
     refresh_steps: Annotated[int | None, typer.Option(min=1, help="Of a draw half way.")] = None,
+    eta: Annotated[float | None, typer.Option(min=0, max=1, help="Of both: 0 is DDIM, 1 all noise anew.")] = None,
     registers: Annotated[
         int | None, typer.Option(min=1, help="How many of those drawn guide; all by default.")
     ] = None,
@@ -115,6 +116,7 @@ def assemble(
     asked: dict[str, Any] = {
         "prior_steps": prior_steps,
         "refresh_steps": refresh_steps,
+        "eta": eta,
         "num_registers": registers,
         "temperature": temperature,
         "top_p": top_p,

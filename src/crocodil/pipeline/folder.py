@@ -43,12 +43,15 @@ class Settings:
     largest_offset: float = 0.1  # of the priors' block offsets, as in training (decision D4)
     prior_steps: int = 128  # Sec. 5
     refresh_steps: int = 32  # Sec. 5
+    eta: float = 0.0  # of both draws: 0 is DDIM (App. E), 1 draws fresh noise at every step
     num_registers: int | None = None  # the first of those drawn, which guide a generation; None: all
     temperature: float = 1.0  # of generated tokens
     top_p: float = 1.0
     guidance: float = 1.0
 
     def __post_init__(self) -> None:
+        if not 0 <= self.eta <= 1:
+            raise ValueError(f"eta lies between 0 (DDIM) and 1 (all noise is fresh), not at {self.eta}")
         object.__setattr__(self, "lengths", tuple(sorted({*self.lengths, self.length})))  # JSON has lists
 
 

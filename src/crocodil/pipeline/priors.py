@@ -84,5 +84,6 @@ class Priors:
             register_width=prior.config.register_width,
             num_steps=num_steps,
             largest_offset=self.settings.largest_offset,
+            eta=self.settings.eta,
             self_conditioned=prior.config.self_conditioned,
         )

@@ -47,14 +47,12 @@ def small(corpus: Corpus) -> Run:
         num_steps=6000, batch_size=256, learning_rate=3e-3, optimiser="muon", warmup_steps=150, decay_share=0.3,
         weight_decay=0.1, bf16=True, compile_blocks=True, evaluate_every=1000, save_every=3000,
     )  # fmt: skip
-    prior_loop = replace(
-        loop, num_steps=10_000, batch_size=2048, learning_rate=2e-3, weight_decay=0.01, record_steps=True
-    )
+    prior_loop = replace(loop, num_steps=10_000, batch_size=2048, learning_rate=2e-3, weight_decay=0.01)
     prior = RegisterDenoiserConfig(
-        num_registers=8, register_width=256, width=512, num_layers=6, num_heads=4, self_conditioned=True
+        num_registers=8, register_width=64, width=512, num_layers=6, num_heads=4, self_conditioned=True
     )
-    demasker = _demasker(corpus, width=512, num_layers=8, num_heads=4, num_registers=64, register_width=256)
-    encoder = _encoder(corpus, width=512, num_layers=4, num_heads=4, num_registers=64, register_width=256)
+    demasker = _demasker(corpus, width=512, num_layers=8, num_heads=4, num_registers=64, register_width=64)
+    encoder = _encoder(corpus, width=512, num_layers=4, num_heads=4, num_registers=64, register_width=64)
     return Run(
         lengths=(256, 256, 512),
         demasker=replace(demasker, across_text=True),
@@ -65,7 +63,7 @@ def small(corpus: Corpus) -> Run:
         guided_loop=loop,
         prior_loop=prior_loop,
         conditional_loop=prior_loop,
-        guided_objective=DemaskerObjective(prefix_lengths=(1, 2, 4, 8, 8, 8, 8, 16, 32, 64)),
+        guided_objective=DemaskerObjective(prefix_lengths=(1, 2, 4, 8, 8, 8, 8, 16, 32, 64), partial_rate=0.2),
         prior_objective=PriorObjective(bare_rate=0.8, condition_drop_rate=0.0),
         encoder_warmup_steps=0,
         encoder_begins_as_base=True,

@@ -75,6 +75,7 @@ class Lab:
             "dtype": str(next(pipe.demasker.parameters()).dtype).removeprefix("torch."),
             "prior_steps": pipe.settings.prior_steps,
             "refresh_steps": pipe.settings.refresh_steps,
+            "eta": pipe.settings.eta,
             "num_registers": pipe.settings.num_registers,
             "ends": "cut at the first; they wait for what stands before them",  # decision D12
         }
@@ -173,6 +174,7 @@ def with_steps(pipe: Crocodil, setting: Setting) -> Crocodil:
         own,
         prior_steps=setting.prior_steps or own.prior_steps,
         refresh_steps=setting.refresh_steps or own.refresh_steps,
+        eta=own.eta if setting.eta is None else setting.eta,
     )
     return replace(pipe, settings=settings)
 

@@ -131,6 +131,7 @@ def _model_table(models: Sequence[Row]) -> Table:
         "registers that the prior draws": "prior_registers",
         "steps of the prior": "prior_steps",
         "steps of a refresh": "refresh_steps",
+        "share of fresh noise in them (eta)": "eta",
     }
     body = [[name, *(f"{row[key]:,}" for row in models)] for name, key in lines.items()]
     return Table(heads, body, "The model")
@@ -205,7 +206,7 @@ def _words() -> Section:
 def _how(results: Results) -> Section:
     """Under which conditions all this was measured."""
     conditions = ("length", "model", "setting", "seed", "judge", "embedder", "corpus", "device", "dtype")
-    heads = [*conditions, "prior_steps", "refresh_steps", "ends", "commit"]
+    heads = [*conditions, "prior_steps", "refresh_steps", "eta", "ends", "commit"]
     body = [[str(row[name]) for name in heads] for row in results["model"]]
     return Section(
         "How it was measured",
@@ -277,6 +278,7 @@ MEASURES: Mapping[str, Callable[[Results], Any]] = {
     "model": lambda own: own["model"][0]["model"],
     "prior_steps": lambda own: own["model"][0]["prior_steps"],
     "refresh_steps": lambda own: own["model"][0]["refresh_steps"],
+    "eta": lambda own: own["model"][0]["eta"],
     "num_samples": lambda own: own["reference"][0]["num_samples"],
     "speedup": _speedups,
     "at_calls": lambda own: {who: row["calls"] for who, row in _points(own).items()},

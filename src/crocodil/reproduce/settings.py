@@ -46,6 +46,7 @@ class Setting:
     diffusion_times: tuple[float, ...] = tuple(twentieth / 20 for twentieth in range(1, 20))
     prior_steps: int | None = None  # None: as many as the model's own settings say
     refresh_steps: int | None = None
+    eta: float | None = None
     mauve_seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
     mauve_buckets: int | None = None  # None: a tenth of the texts, as MAUVE's authors do
     nearest: int = 5  # neighbours of PRDC
@@ -64,7 +65,7 @@ class Setting:
 
     def with_papers_steps(self) -> "Setting":
         """Sec. 5: 128 and 32 steps of DDIM, whatever the model's settings say."""
-        return replace(self, prior_steps=128, refresh_steps=32)
+        return replace(self, prior_steps=128, refresh_steps=32, eta=0.0)
 
     def swept_for(self, calls: int, length: int) -> int:
         """At which number of calls is chosen for this one: the nearest by ratio, of two as near the smaller."""

@@ -210,8 +210,10 @@ def _learned(stage: Stage) -> dict[str, nn.Parameter]:
 
 
 def recorder_for(config: LoopConfig, ranks: Ranks) -> Recorder | None:
-    """Where there is no accelerator there is nothing to record."""
-    return Recorder() if config.record_steps and ranks.device.startswith("cuda") else None
+    """Where there is no accelerator there is nothing to record. Lengths take turns, so each has its own memory."""
+    if not (config.record_steps and ranks.device.startswith("cuda")):
+        return None
+    return Recorder(share_memory=False)
 
 
 def take_step(stage: Stage, state: TrainState, config: LoopConfig, play: Play | None = None) -> Outcome:
