@@ -239,7 +239,7 @@ def measured(name: str, work, tokens: int) -> dict[str, object]:
 
 @torch.no_grad()
 def on_this_cpu(demasker, encoder, prior, conditional) -> None:
-    """ConWithinDisc as `crocodil generate` runs it: 128 steps of the prior, one refresh of 32 half way."""
+    """ConWithinDisc with the paper's steps: 128 of the prior, one refresh of 32 half way."""
     sampling = sampling_from(prior)
     for calls in CPU_CALLS:
         for batch in (1, 8):
