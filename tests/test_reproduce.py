@@ -24,11 +24,11 @@ from crocodil.reproduce.demasker import register_counts
 from crocodil.reproduce.document import Listing, Section, Table, Text, as_html, as_markdown, number, spread_around
 from crocodil.reproduce.experiments import compute_all, read_all
 from crocodil.reproduce.fairness import base_compute_share
-from crocodil.reproduce.generation import speedups
+from crocodil.reproduce.generation import speedups, speedups_by_mauve
 from crocodil.reproduce.judging import Court, Judge
 from crocodil.reproduce.lab import Lab, with_base, with_steps
 from crocodil.reproduce.memorisation import described
-from crocodil.reproduce.report import summary, write_report
+from crocodil.reproduce.report import summary, timed, write_report
 from crocodil.reproduce.rows import Job, Store, read_rows, select
 from crocodil.reproduce.settings import EXAMPLE_CALLS, FULL, QUICK, TINY, blocks_and_calls, setting
 from crocodil.seeding import generator_for
@@ -328,17 +328,29 @@ def test_runs_that_programs_share_with_training_programs_are_told_beside_those_o
     assert (one["mean"], one["median"], one["max"], one["long_share"]) == (24, 18, 60, 0.25)
 
 
-def test_speedups_are_of_flops_unless_asked_otherwise():
-    def row(method, calls, flop_nfe, nfe, mauve):
-        return {
-            "method": method, "calls": calls, "length": 64, "flop_nfe": flop_nfe, "nfe": nfe, "mauve": mauve,
-            "mauve_spread": 0.0, "gen_ppl": 10.0, "gen_ppl_spread": None, "entropy": 3.0,
-        }  # fmt: skip
+def point(method, calls, flop_nfe, nfe, mauve, gen_ppl=10.0, entropy=3.0):
+    return {
+        "method": method, "calls": calls, "length": 64, "flop_nfe": flop_nfe, "nfe": nfe, "mauve": mauve,
+        "mauve_spread": 0.0, "gen_ppl": gen_ppl, "gen_ppl_spread": None, "entropy": entropy,
+    }  # fmt: skip
 
-    rows = [row("base", 8, 8, 8, 0.5), row("base", 64, 64, 64, 0.6), row("conthendisc", 8, 16.0, 32.0, 0.7)]
-    assert speedups(rows, real_entropy=3.0)["conthendisc"].factor == 4
-    assert speedups(rows, real_entropy=3.0, unit="nfe")["conthendisc"].factor == 2
-    assert speedups(rows, real_entropy=3.0)["base"].factor == 1
+
+REAL = {"gen_ppl": 9.0, "gen_ppl_spread": 0.5, "entropy": 3.0}
+BASE_POINTS = [point("base", 8, 8, 8, 0.5), point("base", 64, 64, 64, 0.6)]
+
+
+def test_speedups_are_of_flops_unless_asked_otherwise():
+    rows = [*BASE_POINTS, point("conthendisc", 8, 16.0, 32.0, 0.7)]
+    assert speedups(rows, REAL)["conthendisc"].factor == 4
+    assert speedups(rows, REAL, unit="nfe")["conthendisc"].factor == 2
+    assert speedups(rows, REAL)["base"].factor == 1
+
+
+def test_a_speedup_by_mauve_alone_overlooks_fluency_and_diversity():
+    rows = [*BASE_POINTS, point("conthendisc", 8, 16.0, 32.0, 0.7, gen_ppl=90.0, entropy=5.0)]
+    assert speedups(rows, REAL)["conthendisc"] is None
+    assert speedups_by_mauve(rows, REAL)["conthendisc"].factor == 4
+    assert speedups_by_mauve(rows, REAL)["base"].factor == 1
 
 
 # ---------------------------------------------------------------- judging
@@ -426,6 +438,23 @@ def test_the_summary_holds_the_headline_numbers(results):
     assert found["cpu_seconds_per_program"]["64"]["conwithindisc"] > 0
     for name in ("parse_share", "entropy"):
         assert set(found[name]["64"]) == {"base", "conthendisc", "conwithindisc", "encoded registers", "real"}
+
+
+def test_seconds_are_measured_apart_and_stand_in_the_report(results):
+    points = [row for row in results["generation"] if row["method"] != "encoded registers"]
+    assert [(row["method"], row["calls"]) for row in results["seconds"]] == [
+        (row["method"], row["calls"]) for row in points
+    ]
+    clocked = [{**row, "seconds": 1000.0 * place} for place, row in enumerate(results["seconds"], start=1)]
+    shown = timed({**results, "seconds": clocked})["generation"]
+    assert [row["seconds"] for row in shown if row["method"] != "encoded registers"] == [
+        row["seconds"] for row in clocked
+    ]
+    assert timed({**results, "seconds": []})["generation"] == results["generation"]
+
+
+def test_a_cpu_is_timed_with_a_laptops_threads(results):
+    assert {row["threads"] for row in results["cpu-seconds"]} <= set(range(1, TINY.cpu_threads + 1))
 
 
 def test_without_matplotlib_the_report_has_all_its_tables(results, tmp_path, monkeypatch):

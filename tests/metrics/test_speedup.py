@@ -1,4 +1,5 @@
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -35,6 +36,16 @@ def test_the_papers_example_is_13_times():
 def test_the_cheapest_match_counts_in_whatever_order_points_come():
     method = [point(256, 0.7, 15), point(64, 0.65, 18), point(128, 0.68, 16)]
     assert speedup(method).factor == speedup(method[::-1]).factor == 8
+
+
+def test_more_fluent_than_real_text_is_no_better():
+    base = [point(512, 0.5, 4.0, entropy=2.8, spread=(0.02, 0.1))]  # repeats itself
+    method = [point(32, 0.6, 11.5, entropy=3.5), point(64, 0.6, 10.0, entropy=3.5)]
+    ask = partial(speedup_at_matched_quality, base, method, calls=512, real_entropy=REAL_ENTROPY)
+    assert ask() is None
+    assert ask(real_gen_ppl=Measured(11.0, 0.4)).factor == 8
+    assert ask(real_gen_ppl=Measured(11.0, 0.6)).factor == 16
+    assert ask(real_gen_ppl=Measured(2.0, 0.1)) is None
 
 
 def test_the_cost_of_the_prior_counts():

@@ -1,10 +1,11 @@
 """The headline number, as a function: how many times cheaper a method is at the quality of the base (Sec. 5).
 
-Quality is three things at once. Gen-PPL alone is best for text that repeats itself, which the entropy shows.
+Quality is three things at once. Gen-PPL alone is best for text that repeats itself, which the entropy shows; below
+that of real text it is no merit.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean, stdev
 from typing import NamedTuple
 
@@ -34,6 +35,9 @@ class QualityPoint:
     entropy: float  # of tokens; best where real text has it
 
 
+NOT_KNOWN = Measured(0.0, 0.0)  # of real text's Gen-PPL: below any other
+
+
 class SpeedUp(NamedTuple):
     factor: float
     base: QualityPoint
@@ -41,17 +45,24 @@ class SpeedUp(NamedTuple):
 
 
 def speedup_at_matched_quality(
-    base: Sequence[QualityPoint], method: Sequence[QualityPoint], *, calls: int, real_entropy: float
+    base: Sequence[QualityPoint],
+    method: Sequence[QualityPoint],
+    *,
+    calls: int,
+    real_entropy: float,
+    real_gen_ppl: Measured = NOT_KNOWN,
 ) -> SpeedUp | None:
     """How many times cheaper the method's cheapest point is that matches the base at `calls`; None if none does.
 
     The paper takes one call a token for `calls`. Where the base itself stops improving earlier, part of the factor
-    belongs to it: `speedup_at_matched_quality(base, base, ...)` says how much.
+    belongs to it: `speedup_at_matched_quality(base, base, ...)` says how much. A base that is more fluent than
+    real text is matched, in Gen-PPL, by what is as fluent as real text.
     """
     target = next((point for point in base if point.calls == calls), None)
     if target is None:
         raise ValueError(f"the base was not measured at {calls} calls: {sorted(point.calls for point in base)}")
-    matching = [point for point in method if matches(point, target, real_entropy=real_entropy)]
+    asked = replace(target, gen_ppl=max(target.gen_ppl, real_gen_ppl))
+    matching = [point for point in method if matches(point, asked, real_entropy=real_entropy)]
     if not matching:
         return None
     cheapest = min(matching, key=lambda point: point.nfe)

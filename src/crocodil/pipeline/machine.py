@@ -11,6 +11,7 @@ from crocodil.graphs import Recorder
 from crocodil.models.demasker import DemaskerConfig
 
 LARGEST_BATCH = 256  # beyond it nothing gets faster
+MOST_VARIANTS = 64  # of what a call reveals, compiled
 
 
 def compile_blocks(networks: Iterable[nn.Module]) -> None:
@@ -26,6 +27,8 @@ def engine_for(device: torch.device, *, compiled: bool) -> Engine:
     """On CUDA calls are recorded once and replayed."""
     if device.type != "cuda":
         return PLAIN
+    if compiled:  # a variant for each reveal rule and some shapes: eight are soon used up
+        torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, MOST_VARIANTS)
     return Engine(Recorder(), torch.compile(reveal, dynamic=True) if compiled else reveal)
 
 

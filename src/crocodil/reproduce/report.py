@@ -36,6 +36,7 @@ REPORT, SUMMARY, FIGURES = "report", "summary.json", "figures"
 
 def write_report(results: Results, directory: Path) -> Path:
     """report.md with its figures, report.html with everything inside, summary.json; the page's path."""
+    results = timed(results)
     sections = report(results)
     pictures = [block for section in sections for block in section.blocks if isinstance(block, Picture)]
     drawings = {one.name: draw(one.name, one.panels) for one in pictures} if can_draw() else {}
@@ -48,6 +49,12 @@ def write_report(results: Results, directory: Path) -> Path:
     _write(directory / f"{REPORT}.html", as_html(TITLE, sections, drawings))
     _write(directory / SUMMARY, json.dumps(summary(results), indent=2) + "\n")
     return directory / f"{REPORT}.html"
+
+
+def timed(results: Results) -> Results:
+    """Generation with the seconds of the experiment of this name: its own were spent on making ready, too."""
+    rows = generation.by_the_clock(results.get("generation", ()), results.get("seconds", ()))
+    return {**results, "generation": rows} if rows else results
 
 
 def _write(file: Path, text: str) -> None:
@@ -253,14 +260,22 @@ def _speedups(own: Results) -> dict[str, dict[str, float | None]]:
     """At matched quality, by method and unit; null where no point matches."""
     if not own.get("generation"):
         return {}
-    found = generation.speedups_by_unit(own["generation"], real_entropy=own["reference"][0]["entropy"])
+    found = generation.speedups_by_unit(own["generation"], own["reference"][0])
     return {method: {unit: generation.factor_of(one) for unit, one in of.items()} for method, of in found.items()}
+
+
+def _speedups_by_mauve(own: Results) -> dict[str, float | None]:
+    """By FLOPs, where MAUVE alone must match."""
+    if not own.get("generation"):
+        return {}
+    found = generation.speedups_by_mauve(own["generation"], own["reference"][0])
+    return {method: generation.factor_of(one) for method, one in found.items()}
 
 
 def _points(own: Results) -> dict[str, Row]:
     """Of every method the point that matches the base, or else the one nearest to the default number of calls."""
     rows, (real,) = own.get("generation", ()), own["reference"]
-    found = generation.speedups(rows, real_entropy=real["entropy"]) if rows else {}
+    found = generation.speedups(rows, real) if rows else {}
     points = {}
     for method in distinct(rows, "method"):
         match = found.get(method)
@@ -281,6 +296,7 @@ MEASURES: Mapping[str, Callable[[Results], Any]] = {
     "eta": lambda own: own["model"][0]["eta"],
     "num_samples": lambda own: own["reference"][0]["num_samples"],
     "speedup": _speedups,
+    "speedup_by_mauve": _speedups_by_mauve,
     "at_calls": lambda own: {who: row["calls"] for who, row in _points(own).items()},
     "parse_share": partial(_by_method, name="parse_share"),
     "entropy": partial(_by_method, name="entropy"),

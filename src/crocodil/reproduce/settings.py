@@ -50,7 +50,9 @@ class Setting:
     mauve_seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
     mauve_buckets: int | None = None  # None: a tenth of the texts, as MAUVE's authors do
     nearest: int = 5  # neighbours of PRDC
+    num_clocked: int = 64  # programs of a point, when only seconds count
     num_timed: int = 3  # programs, one by one on a CPU
+    cpu_threads: int = 2  # of that CPU: a modest laptop
     table_rows: int | None = None  # of the autoencoder's table, beside the examples; None: all
     two_sentences_steps: tuple[int, int, int] = (200, 300, 200)  # App. B: base, autoencoder, prior
 
@@ -87,7 +89,7 @@ TINY = Setting(
     candidates=candidates((0.5, 1.0), ("most confident",)), fewest_calls=4, call_factor=16, most_guided_calls=4,
     swept_calls=(4, 32), ablation_calls=(4,), mask_probs=(0.5, 1.0), noise_stds=(0.0, 1.0),
     diffusion_times=(0.2, 0.8), prior_steps=4, refresh_steps=2, mauve_seeds=(0, 1), mauve_buckets=2, nearest=2,
-    num_timed=1, table_rows=1, two_sentences_steps=(20, 30, 20),
+    num_clocked=2, num_timed=1, table_rows=1, two_sentences_steps=(20, 30, 20),
 )  # fmt: skip
 SETTINGS = {setting.name: setting for setting in (FULL, QUICK, TINY)}
 
