@@ -450,7 +450,10 @@ def test_seconds_are_measured_apart_and_stand_in_the_report(results):
     assert [row["seconds"] for row in shown if row["method"] != "encoded registers"] == [
         row["seconds"] for row in clocked
     ]
-    assert timed({**results, "seconds": []})["generation"] == results["generation"]
+    unseen = timed({**results, "seconds": []})
+    assert {row["seconds"] for row in unseen["generation"]} == {None}
+    assert summary(unseen)["speedup"]["64"]["base"]["seconds"] is None
+    assert summary(unseen)["speedup"]["64"]["base"]["flops"] == summary(results)["speedup"]["64"]["base"]["flops"]
 
 
 def test_a_cpu_is_timed_with_a_laptops_threads(results):

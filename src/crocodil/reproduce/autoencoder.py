@@ -14,6 +14,19 @@ from crocodil.reproduce.lab import Lab
 from crocodil.reproduce.rows import Job, Row, distinct, select
 from crocodil.reproduce.settings import EXAMPLE_CALLS, TABLES, blocks_and_calls
 
+# The example of Fig. 5 is no program of the corpus: reports travel without the licences of those.
+EXAMPLE = '''def moving_average(values: list[float], width: int) -> list[float]:
+    """The mean of each stretch of `width` values."""
+    if not 0 < width <= len(values):
+        raise ValueError(f"a width of {width} for {len(values)} values")
+    total = sum(values[:width])
+    means = [total / width]
+    for old, new in zip(values, values[width:]):
+        total += new - old
+        means.append(total / width)
+    return means
+'''
+
 
 def compute(lab: Lab) -> list[Row]:
     jobs = [
@@ -39,8 +52,15 @@ def autoencoder_row(lab: Lab, pipe: Crocodil, block: int, calls: int) -> Row:
         "seconds": made.seconds / len(texts),
         "temperature": choices.temperature,
         "num_samples": len(texts),
-        "example": {"source": texts[0], "found": made.texts[0], "cer": errors[0]},
+        "example": copied(pipe, calls, lab.seed) if block == lab.length and calls in EXAMPLE_CALLS else None,
     }
+
+
+def copied(pipe: Crocodil, calls: int, seed: int) -> Row:
+    """The example, in one block."""
+    (found,) = pipe.autoencode([EXAMPLE], cut=True, calls=calls, seed=seed, on_call=quietly).texts
+    source = pipe.tokenizer.decode(pipe.tokens_of([EXAMPLE], cut=True)[0].tolist())  # as long as the model reads
+    return {"source": source, "found": found, "cer": character_error_rate(source, found)}
 
 
 # ---------------------------------------------------------------- ink

@@ -99,9 +99,9 @@ def _clocked(lab: Lab, point: Row) -> Row:
 
 
 def by_the_clock(points: Sequence[Row], clocked: Sequence[Row]) -> list[Row]:
-    """The points with the seconds that were measured for their own sake, where they were."""
+    """The points with the seconds that were measured for their own sake; None where they were not."""
     found = {_place_of(row): row["seconds"] for row in clocked}
-    return [{**point, "seconds": found.get(_place_of(point), point["seconds"])} for point in points]
+    return [{**point, "seconds": found.get(_place_of(point))} for point in points]
 
 
 def _place_of(row: Row) -> tuple[Any, ...]:
@@ -145,11 +145,14 @@ def on_cpu(pipe: Crocodil) -> Crocodil:
 
 def speedups(rows: Sequence[Row], real: Row, *, unit: str = "flop_nfe") -> dict[str, SpeedUp | None]:
     """At the quality of the base with one call a token; the base itself says how much of a factor is its own."""
+    known = [row for row in rows if row[unit] is not None]
     curves = {
-        method: [_point(row, unit) for row in select(rows, method=method)]
+        method: [_point(row, unit) for row in select(known, method=method)]
         for method in distinct(rows, "method")
         if method != ENCODED
     }
+    if not curves[Method.BASE]:  # the clock was not looked at
+        return dict.fromkeys(curves)
     return {
         method: speedup_at_matched_quality(
             curves[Method.BASE],

@@ -173,14 +173,16 @@ def _headline(results: Results) -> Table:
                 body.append(
                     [
                         f"{generation.named(method)}, length {length}",
-                        *(_factor(found[unit]) for unit in generation.UNITS),
+                        *(_factor(found, unit) for unit in generation.UNITS),
                     ]
                 )
     return Table(["speed-up at the base's quality", "NFE by FLOPs", "the paper's NFE", "seconds"], body)
 
 
-def _factor(value: float | None) -> str:
-    return "no match" if value is None else f"{number(value)} x"
+def _factor(found: Mapping[str, float | None], unit: str) -> str:
+    if found["flops"] is None:
+        return "no match"
+    return number(None) if found[unit] is None else f"{number(found[unit])} x"
 
 
 def _words() -> Section:
