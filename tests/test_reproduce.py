@@ -24,7 +24,7 @@ from crocodil.reproduce.demasker import register_counts
 from crocodil.reproduce.document import Listing, Section, Table, Text, as_html, as_markdown, number, spread_around
 from crocodil.reproduce.experiments import compute_all, read_all
 from crocodil.reproduce.fairness import base_compute_share
-from crocodil.reproduce.generation import speedups, speedups_by_mauve
+from crocodil.reproduce.generation import compute_cpu_seconds, speedups, speedups_by_mauve
 from crocodil.reproduce.judging import Court, Judge
 from crocodil.reproduce.lab import Lab, with_base, with_steps
 from crocodil.reproduce.memorisation import described
@@ -456,8 +456,16 @@ def test_seconds_are_measured_apart_and_stand_in_the_report(results):
     assert summary(unseen)["speedup"]["64"]["base"]["flops"] == summary(results)["speedup"]["64"]["base"]["flops"]
 
 
-def test_a_cpu_is_timed_with_a_laptops_threads(results):
-    assert {row["threads"] for row in results["cpu-seconds"]} <= set(range(1, TINY.cpu_threads + 1))
+def test_a_cpu_is_timed_with_a_laptops_threads_however_many_there_are(pipe, corpus, court, tmp_path):
+    lab = Lab.around(pipe, corpus=corpus, court=court, setting=TINY, results=tmp_path)
+    before = torch.get_num_threads()
+    torch.set_num_threads(TINY.cpu_threads + 1)
+    try:
+        rows = compute_cpu_seconds(lab)
+        assert torch.get_num_threads() == TINY.cpu_threads + 1  # as they were
+    finally:
+        torch.set_num_threads(before)
+    assert {row["threads"] for row in rows} == {TINY.cpu_threads}
 
 
 def test_without_matplotlib_the_report_has_all_its_tables(results, tmp_path, monkeypatch):
