@@ -214,6 +214,31 @@ def test_a_row_is_computed_once_whatever_stops_the_process(tmp_path):
     assert computed == [0, 1, 2, 1]
 
 
+def test_a_row_outlives_the_parts_of_a_model_that_it_was_not_computed_with(tmp_path):
+    def store(**model):
+        return Store(tmp_path, {"model": {"base": None, "demasker": "d", "prior": "p"} | model})
+
+    jobs = [Job({"who": who}, dict, uses=uses) for who, uses in {"copy": ("demasker",), "draw": None}.items()]
+    assert [row["model"] for row in store().compute("rows", jobs)] == [
+        {"demasker": "d"},
+        {"base": None, "demasker": "d", "prior": "p"},
+    ]
+    assert [row["who"] for row in store(prior="q").rows("rows")] == ["copy"]
+    assert store(demasker="e").rows("rows") == []
+    assert store(base="b").rows("rows") == store(prior="q").rows("rows")  # a base where there was none
+
+
+def test_what_was_chosen_otherwise_since_is_computed_again_in_its_place(tmp_path):
+    def found(rule):
+        job = Job({"calls": 8}, lambda: {"rule": rule}, chosen={"rule": rule})
+        return Store(tmp_path, {}).compute("rows", [Job({"calls": 4}, dict), job])
+
+    found("at random")
+    rows = found("most confident")
+    assert [row.get("rule") for row in rows] == [None, "most confident"]
+    assert read_rows(tmp_path / "rows.jsonl") == rows
+
+
 def test_a_damaged_file_is_not_taken_for_results(tmp_path):
     (tmp_path / "rows.jsonl").write_text('{"a": 1\n{"a": 2}\n')
     with pytest.raises(ValueError, match="line 1 of the results is damaged"):
@@ -271,10 +296,11 @@ def test_no_gen_ppl_stands_without_diversity(results):
 def test_every_generated_row_has_three_costs_and_its_conditions(results):
     for row in results["generation"]:
         assert {"nfe", "flop_nfe", "seconds", "judge", "seed", "num_samples", "commit", "dtype"} <= set(row)
-        assert (row["prior_steps"], row["refresh_steps"]) == (4, 2)
         assert {"temperature", "rule", "mauve_spread", "gen_ppl_spread", "ends"} <= set(row)
     drawn = select(results["generation"], method="conthendisc", calls=4)[0]
     encoded = select(results["generation"], method="encoded registers", calls=4)[0]
+    assert drawn["model"]["drawing"].startswith("4 + 2 steps")
+    assert encoded["model"].keys() == {"demasker", "encoder"}
     assert drawn["nfe"] > encoded["nfe"]  # the prior is paid for
     assert drawn["flop_nfe"] > encoded["flop_nfe"]
 

@@ -14,7 +14,7 @@ from crocodil.reproduce.contests import Contestant, contest, method_of, plain, q
 from crocodil.reproduce.demasker import missing
 from crocodil.reproduce.document import Block, Picture, Section, Table, Text, number
 from crocodil.reproduce.generation import QUALITY_HEADS, methods, panels, quality_lines
-from crocodil.reproduce.lab import Lab, drawn, fingerprint, price
+from crocodil.reproduce.lab import COPYING, GENERATING, Lab, drawn, parts, price
 from crocodil.reproduce.rows import Job, Row, distinct, select
 
 REFRESH_FRACTIONS = (None, 0.25, 0.5, 0.75)  # App. G ii; None: never, which is ConThenDisc
@@ -40,16 +40,18 @@ def compute_register_count(lab: Lab) -> list[Row]:
     assert own is not None
     contestants = [
         Contestant(
-            {"registers": count, "variant_model": fingerprint(lab.pipe)},
+            {"registers": count, "variant_model": parts(lab.pipe, GENERATING)},
             partial(generate_from, lab.pipe, count),
+            GENERATING,
             like=plain(lab.pipe, Method.CON_THEN_DISC),
         )
         for count in block_ends(own.config.num_registers)
     ]
     for name, pipe in lab.variants.items():
         if name.startswith(NUMBER_OF_REGISTERS):
-            key = {"registers": int(name.removeprefix(NUMBER_OF_REGISTERS)), "variant_model": fingerprint(pipe)}
-            contestants.append(Contestant(key, method_of(pipe, Method.CON_THEN_DISC)))
+            count = int(name.removeprefix(NUMBER_OF_REGISTERS))
+            key = {"registers": count, "variant_model": parts(pipe, GENERATING)}
+            contestants.append(Contestant(key, method_of(pipe, Method.CON_THEN_DISC), GENERATING))
     return contest(lab, "register-count", at_all_calls(lab, contestants))
 
 
@@ -74,6 +76,7 @@ def compute_refresh(lab: Lab) -> list[Row]:
         Contestant(
             {"refresh": "never" if fraction is None else f"@{fraction:.2f}"},
             method_of(lab.pipe, Method.CON_WITHIN_DISC, refresh_fractions=() if fraction is None else (fraction,)),
+            GENERATING,
             like=plain(lab.pipe, Method.CON_WITHIN_DISC),
         )
         for fraction in REFRESH_FRACTIONS
@@ -93,8 +96,9 @@ def compute_variants(lab: Lab) -> list[Row]:
     """Each generates as ConThenDisc, after a sweep of its own; that of the model itself has been."""
     contestants = [
         Contestant(
-            {"variant": name, "variant_model": fingerprint(pipe)},
+            {"variant": name, "variant_model": parts(pipe, GENERATING)},
             method_of(pipe, Method.CON_THEN_DISC),
+            GENERATING,
             like=plain(pipe, Method.CON_THEN_DISC) if name == MAIN else None,
         )
         for name, pipe in trained_otherwise(lab).items()
@@ -107,9 +111,10 @@ def compute_variant_autoencoders(lab: Lab) -> list[Row]:
     """And each copies validation programs, in one block."""
     jobs = [
         Job(
-            {"variant": name, "variant_model": fingerprint(pipe), "calls": calls},
+            {"variant": name, "variant_model": parts(pipe, COPYING), "calls": calls},
             partial(autoencoder_row, lab, pipe, lab.length, calls),
             work=calls,
+            uses=COPYING,
         )
         for name, pipe in trained_otherwise(lab).items()
         for calls in lab.setting.calls_of_ablations(lab.length)

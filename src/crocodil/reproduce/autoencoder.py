@@ -10,7 +10,7 @@ from crocodil.pipeline import Choices, Crocodil
 from crocodil.reproduce import published
 from crocodil.reproduce.contests import quietly
 from crocodil.reproduce.document import Block, Listing, Picture, Section, Table, Text, number, spread_around
-from crocodil.reproduce.lab import Lab
+from crocodil.reproduce.lab import COPYING, Lab
 from crocodil.reproduce.rows import Job, Row, distinct, select
 from crocodil.reproduce.settings import EXAMPLE_CALLS, TABLES, blocks_and_calls
 
@@ -30,7 +30,12 @@ EXAMPLE = '''def moving_average(values: list[float], width: int) -> list[float]:
 
 def compute(lab: Lab) -> list[Row]:
     jobs = [
-        Job({"block": block, "calls": calls}, partial(autoencoder_row, lab, lab.pipe, block, calls), work=calls)
+        Job(
+            {"block": block, "calls": calls},
+            partial(autoencoder_row, lab, lab.pipe, block, calls),
+            work=calls,
+            uses=COPYING,
+        )
         for block, calls in blocks_and_calls(lab.length, lab.setting.table_rows)
     ]
     return lab.store.compute("autoencoder", jobs)

@@ -6,19 +6,20 @@ one thing alone, in its registers say, takes its choices. Quality never stands w
 """
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import asdict, fields, replace
 from functools import partial
 from typing import Any, NamedTuple
 
 from crocodil.pipeline import Choices, Crocodil, Generation, Method
-from crocodil.reproduce.lab import Lab
+from crocodil.reproduce.lab import GENERATING, Lab, of_base
 from crocodil.reproduce.rows import Job, Row, select
 from crocodil.reproduce.settings import RULES, Candidate
 
 CRITERION = "the highest MAUVE on valid; of those within its spread, the lowest Gen-PPL"
 NUM_SHOWN = 2  # texts of a row, as App. G shows
 SWEEP = "sweep"  # the file of everything that was swept
+CHOSEN = tuple(field.name for field in fields(Candidate))  # columns of a row that say what was chosen
 
 
 class Contestant(NamedTuple):
@@ -26,12 +27,17 @@ class Contestant(NamedTuple):
 
     key: Row  # its name in rows
     generate: Callable[..., Generation]  # (count, *, calls, seed, choices)
+    uses: Collection[str]  # parts of the model
     like: "Contestant | None" = None  # whose choices it takes; None: it has a sweep of its own
 
 
 def plain(pipe: Crocodil, method: Method) -> Contestant:
     """A method of the paper as it is."""
-    return Contestant({"method": str(method)}, method_of(pipe, method))
+    return Contestant({"method": str(method)}, method_of(pipe, method), used_by(pipe, method))
+
+
+def used_by(pipe: Crocodil, method: Method) -> Collection[str]:
+    return of_base(pipe) if method == Method.BASE else GENERATING
 
 
 def method_of(pipe: Crocodil, method: Method, **options: Any) -> Callable[..., Generation]:
@@ -50,8 +56,15 @@ def contest(lab: Lab, name: str, entries: Sequence[tuple[Contestant, int]]) -> l
     for (contestant, calls), (source, at) in zip(entries, sources, strict=True):
         found = best(select(swept, **source.key, calls=at))
         one = Candidate(found["temperature"], found["rule"])
-        work = partial(run, lab, contestant, calls, one, split="test", swept_at=at)
-        jobs.append(Job({**contestant.key, "calls": calls}, work, work=calls))
+        jobs.append(
+            Job(
+                {**contestant.key, "calls": calls},
+                partial(run, lab, contestant, calls, one, split="test", swept_at=at),
+                work=calls,
+                uses=contestant.uses,
+                chosen=asdict(one),
+            )
+        )
     return lab.store.compute(name, jobs)
 
 
@@ -60,9 +73,10 @@ def _sweep(lab: Lab, sources: Sequence[tuple[Contestant, int]]) -> list[Job]:
     distinct = {(str(source.key), at): source for source, at in sources}
     return [
         Job(
-            {**source.key, "calls": at, "temperature": one.temperature, "rule": one.rule},
+            {**source.key, "calls": at, **asdict(one)},
             partial(run, lab, source, at, one, split="valid", swept_at=at),
             work=at,
+            uses=source.uses,
         )
         for (_, at), source in distinct.items()
         for one in lab.setting.candidates
@@ -85,8 +99,7 @@ def run(
     choices = choices_for(lab.pipe, contestant.key.get("method"), candidate)
     made = contestant.generate(count, calls=calls, seed=lab.seed + is_test, choices=choices)
     return {
-        "temperature": candidate.temperature,
-        "rule": candidate.rule,
+        **asdict(candidate),
         "top_p": choices.top_p,
         "guidance": choices.guidance,
         "split": split,

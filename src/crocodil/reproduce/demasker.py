@@ -11,7 +11,7 @@ from crocodil.metrics import Accuracy, demasking_accuracy
 from crocodil.pipeline import Crocodil
 from crocodil.processes.registers import perturb
 from crocodil.reproduce.document import Block, Picture, Section, Table, Text, number
-from crocodil.reproduce.lab import Lab, batch_size, fingerprint
+from crocodil.reproduce.lab import COPYING, Lab, batch_size, of_base, parts
 from crocodil.reproduce.rows import Job, Row, distinct, select
 from crocodil.shapes import Positions, RegisterBank, RowLogits, TokenIds
 
@@ -31,6 +31,7 @@ def compute_curves(lab: Lab) -> list[Row]:
         Job(
             {"who": BASE if count is None else f"{count} register{'s' if count > 1 else ''}", "mask_prob": prob},
             partial(accuracy_row, lab, lab.pipe, mask_prob=prob, num_registers=count),
+            uses=of_base(lab.pipe) if count is None else COPYING,
         )
         for count in counts
         for prob in lab.setting.mask_probs
@@ -45,11 +46,12 @@ def compute_noise(lab: Lab) -> list[Row]:
         trained[WITHOUT_NOISE] = lab.variants[WITHOUT_NOISE]
     jobs = [
         Job(
-            {"trained": name, "noise_std": std, "variant_model": fingerprint(pipe)},
+            {"trained": name, "noise_std": std, "variant_model": parts(pipe, COPYING)},
             partial(
                 accuracy_row, lab, pipe, mask_prob=lab.setting.noise_mask_prob,
                 num_registers=pipe.encoder.config.num_registers, noise_std=std,
             ),
+            uses=COPYING,
         )
         for name, pipe in trained.items()
         for std in lab.setting.noise_stds

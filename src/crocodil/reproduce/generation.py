@@ -16,9 +16,19 @@ from crocodil.pipeline import Choices, Crocodil, Generation, Method
 from crocodil.pipeline.folder import NETWORKS
 from crocodil.pipeline.machine import num_parameters
 from crocodil.reproduce import equal_cost, published
-from crocodil.reproduce.contests import CRITERION, Contestant, choices_for, contest, method_of, plain, quietly
+from crocodil.reproduce.contests import (
+    CHOSEN,
+    CRITERION,
+    Contestant,
+    choices_for,
+    contest,
+    method_of,
+    plain,
+    quietly,
+    used_by,
+)
 from crocodil.reproduce.document import Block, Listing, Picture, Section, Table, Text, number, spread_around
-from crocodil.reproduce.lab import Lab
+from crocodil.reproduce.lab import COPYING, Lab
 from crocodil.reproduce.rows import Job, Row, distinct, select
 from crocodil.reproduce.settings import Candidate
 
@@ -32,7 +42,7 @@ def compute(lab: Lab) -> list[Row]:
     contestants = [plain(lab.pipe, method) for method in methods(lab.pipe)]
     if len(contestants) > 1:
         drawn = plain(lab.pipe, Method.CON_THEN_DISC)
-        contestants.append(Contestant({"method": ENCODED}, partial(decode_encoded, lab), like=drawn))
+        contestants.append(Contestant({"method": ENCODED}, partial(decode_encoded, lab), COPYING, like=drawn))
     entries = [
         (contestant, calls)
         for contestant in contestants
@@ -64,7 +74,7 @@ def decode_encoded(lab: Lab, count: int, *, calls: int, seed: int, choices: Choi
 
 def compute_reference(lab: Lab) -> list[Row]:
     """Real programs, judged as generated ones are: valid against test is as good as MAUVE gets."""
-    return lab.store.compute("reference", [Job({"split": "test"}, partial(_reference_row, lab))])
+    return lab.store.compute("reference", [Job({"split": "test"}, partial(_reference_row, lab), uses=())])
 
 
 def _reference_row(lab: Lab) -> Row:
@@ -82,7 +92,13 @@ def compute_seconds(lab: Lab) -> list[Row]:
     """Every point of the generation again, for the clock alone: its own seconds hold compiling and recording."""
     points = [row for row in lab.store.rows("generation") if row["method"] in list(Method)]
     jobs = [
-        Job({"method": row["method"], "calls": row["calls"]}, partial(_clocked, lab, row), work=row["calls"])
+        Job(
+            {"method": row["method"], "calls": row["calls"]},
+            partial(_clocked, lab, row),
+            work=row["calls"],
+            uses=used_by(lab.pipe, Method(row["method"])),
+            chosen={name: row[name] for name in CHOSEN},
+        )
         for row in points
     ]
     return lab.store.compute("seconds", jobs)
@@ -90,12 +106,12 @@ def compute_seconds(lab: Lab) -> list[Row]:
 
 def _clocked(lab: Lab, point: Row) -> Row:
     count = lab.setting.num_clocked
-    choices = choices_for(lab.pipe, point["method"], Candidate(point["temperature"], point["rule"]))
+    choices = choices_for(lab.pipe, point["method"], Candidate(**{name: point[name] for name in CHOSEN}))
     generate = partial(
         method_of(lab.pipe, Method(point["method"])), count, calls=point["calls"], seed=lab.seed, choices=choices
     )
     generate()  # shapes that are new are compiled and recorded here
-    return {"seconds": generate().seconds / count, "num_samples": count}
+    return {**{name: point[name] for name in CHOSEN}, "seconds": generate().seconds / count, "num_samples": count}
 
 
 def by_the_clock(points: Sequence[Row], clocked: Sequence[Row]) -> list[Row]:
@@ -112,7 +128,10 @@ def compute_cpu_seconds(lab: Lab) -> list[Row]:
     """One program after the other on a laptop's CPU in float32, with the default number of calls."""
     if num_parameters(lab.pipe.demasker) > LARGEST_ON_CPU:
         return []
-    jobs = [Job({"method": str(method)}, partial(_cpu_row, lab, method)) for method in methods(lab.pipe)]
+    jobs = [
+        Job({"method": str(method)}, partial(_cpu_row, lab, method), uses=used_by(lab.pipe, method))
+        for method in methods(lab.pipe)
+    ]
     return lab.store.compute("cpu-seconds", jobs)
 
 

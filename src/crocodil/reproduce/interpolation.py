@@ -7,7 +7,7 @@ from crocodil.figures import Curve, Panel
 from crocodil.processes.registers import interpolate
 from crocodil.reproduce.contests import measured, quietly
 from crocodil.reproduce.document import Block, Picture, Section, Table, Text, number, spread_around
-from crocodil.reproduce.lab import Lab
+from crocodil.reproduce.lab import COPYING, Lab
 from crocodil.reproduce.rows import Job, Row, distinct, select
 from crocodil.shapes import RegisterBank
 
@@ -34,9 +34,8 @@ class Pairs:
 
 def compute(lab: Lab) -> list[Row]:
     pairs = Pairs(lab)
-    return lab.store.compute(
-        "interpolation", [Job({"mix_weight": weight}, partial(pairs.row, weight)) for weight in MIX_WEIGHTS]
-    )
+    jobs = [Job({"mix_weight": weight}, partial(pairs.row, weight), uses=COPYING) for weight in MIX_WEIGHTS]
+    return lab.store.compute("interpolation", jobs)
 
 
 def show(rows: Sequence[Row]) -> Section:

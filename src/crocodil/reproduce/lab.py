@@ -1,6 +1,6 @@
 """What every experiment is given: a model, held-out programs, a judge, and how much to do."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import blake2b
@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch import nn
 
 from crocodil.checkpoints import load_model
 from crocodil.corpus.order import Order
@@ -19,13 +20,17 @@ from crocodil.pipeline.folder import NETWORKS
 from crocodil.pipeline.machine import compile_blocks
 from crocodil.processes.masking import mask_tokens
 from crocodil.reproduce.judging import Court, Reference
-from crocodil.reproduce.rows import Row, Store
+from crocodil.reproduce.rows import MODEL, Row, Store
 from crocodil.reproduce.settings import Setting
 from crocodil.seeding import Streams
 from crocodil.shapes import RegisterBank, TokenIds
 from crocodil.tokenization import Tokenizer
 
 WEIGHTS_LOOKED_AT = 64  # of each parameter, to tell models apart
+DRAWING = "drawing"  # the part of a model that is no network
+COPYING = ("demasker", "encoder")  # what the autoencoder uses, and all that decodes encoded registers
+PRIORS = ("encoder", "prior", "conditional", "condition_encoder", DRAWING)
+GENERATING = (*COPYING, *PRIORS[1:])
 HALF = 0.5  # App. E: how much of a text is hidden where the conditional prior is measured
 
 
@@ -64,7 +69,7 @@ class Lab:
             if length in variant.settings.lengths
         }
         conditions = {
-            "model": fingerprint(pipe),
+            MODEL: parts(pipe),
             "length": length,
             "setting": setting.name,
             "seed": seed,
@@ -73,10 +78,6 @@ class Lab:
             "corpus": corpus_fingerprint(corpus),
             "device": pipe.device.type,
             "dtype": str(next(pipe.demasker.parameters()).dtype).removeprefix("torch."),
-            "prior_steps": pipe.settings.prior_steps,
-            "refresh_steps": pipe.settings.refresh_steps,
-            "eta": pipe.settings.eta,
-            "num_registers": pipe.settings.num_registers,
             "ends": "cut at the first; they wait for what stands before them",  # decision D12
         }
         return cls(
@@ -179,13 +180,27 @@ def with_steps(pipe: Crocodil, setting: Setting) -> Crocodil:
     return replace(pipe, settings=settings)
 
 
-def fingerprint(pipe: Crocodil) -> str:
-    """Tells models apart by a few of all their weights: rows of another model answer no question."""
+def parts(pipe: Crocodil, uses: Collection[str] | None = None) -> Row:
+    """What tells models apart: all networks, None where there is none, and how registers are drawn."""
+    own = pipe.settings
+    num_registers = own.num_registers or "all"
+    drawing = f"{own.prior_steps} + {own.refresh_steps} steps, eta {own.eta}, {num_registers} registers"
+    found = {**{name: fingerprint(getattr(pipe, name)) for name in NETWORKS}, DRAWING: drawing}
+    return found if uses is None else {name: found[name] for name in uses}
+
+
+def of_base(pipe: Crocodil) -> tuple[str, ...]:
+    """The parts that plain masked diffusion uses: without a base of its own, the demasker with an empty prefix."""
+    return ("base",) if pipe.base is not None else ("base", "demasker")
+
+
+def fingerprint(network: nn.Module | None) -> str | None:
+    """Tells networks apart by a few of all their weights: rows of another answer no question."""
+    if network is None:
+        return None
     digest = blake2b(digest_size=6)
-    for name in NETWORKS:
-        network = getattr(pipe, name)
-        for parameter in () if network is None else network.parameters():
-            digest.update(parameter.detach().flatten()[:WEIGHTS_LOOKED_AT].float().cpu().numpy().tobytes())
+    for parameter in network.parameters():
+        digest.update(parameter.detach().flatten()[:WEIGHTS_LOOKED_AT].float().cpu().numpy().tobytes())
     return digest.hexdigest()
 
 

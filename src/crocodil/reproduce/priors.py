@@ -9,7 +9,7 @@ from crocodil.models.register_denoiser import RegisterDenoiser
 from crocodil.processes.gaussian import Denoise
 from crocodil.reproduce import published
 from crocodil.reproduce.document import Block, Picture, Section, Table, Text, number, spread_around
-from crocodil.reproduce.lab import Lab, batch_size, drawn, drawn_given, half_hidden
+from crocodil.reproduce.lab import PRIORS, Lab, batch_size, drawn, drawn_given, half_hidden
 from crocodil.reproduce.rows import Job, Row, distinct, select
 from crocodil.shapes import TokenIds
 
@@ -28,7 +28,7 @@ def priors(lab: Lab) -> dict[str, RegisterDenoiser]:
 def compute_psnr(lab: Lab) -> list[Row]:
     """Of the predicted clean registers of validation programs, half of each visible to the conditional prior."""
     jobs = [
-        Job({"prior": name, "diffusion_time": time}, partial(_psnr_row, lab, name, time))
+        Job({"prior": name, "diffusion_time": time}, partial(_psnr_row, lab, name, time), uses=PRIORS)
         for name in priors(lab)
         for time in lab.setting.diffusion_times
     ]
@@ -58,7 +58,7 @@ def _denoise(lab: Lab, prior: RegisterDenoiser, seen: TokenIds | None) -> Denois
 
 def compute_prdc(lab: Lab) -> list[Row]:
     """Drawn registers against those of validation programs, register by register."""
-    jobs = [Job({"prior": name}, partial(_prdc_row, lab, name)) for name in priors(lab)]
+    jobs = [Job({"prior": name}, partial(_prdc_row, lab, name), uses=PRIORS) for name in priors(lab)]
     return lab.store.compute("prdc", jobs)
 
 

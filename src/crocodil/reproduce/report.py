@@ -215,8 +215,8 @@ def _words() -> Section:
 def _how(results: Results) -> Section:
     """Under which conditions all this was measured."""
     conditions = ("length", "model", "setting", "seed", "judge", "embedder", "corpus", "device", "dtype")
-    heads = [*conditions, "prior_steps", "refresh_steps", "eta", "ends", "commit"]
-    body = [[str(row[name]) for name in heads] for row in results["model"]]
+    heads = [*conditions, "ends", "commit"]
+    body = [[_parts(row) if name == "model" else str(row[name]) for name in heads] for row in results["model"]]
     return Section(
         "How it was measured",
         [
@@ -232,6 +232,10 @@ def _how(results: Results) -> Section:
             Table(heads, body),
         ],
     )
+
+
+def _parts(row: Row) -> str:
+    return ", ".join(f"{name} {mark}" for name, mark in row["model"].items() if mark is not None)
 
 
 # ---------------------------------------------------------------- the summary

@@ -3,7 +3,7 @@
 import json
 import math
 import subprocess
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -14,6 +14,7 @@ from crocodil.progress import progress
 
 Row: TypeAlias = dict[str, Any]
 CONDITIONS_FILE = "conditions.json"
+MODEL = "model"  # the condition that has parts
 
 
 class Job(NamedTuple):
@@ -22,13 +23,16 @@ class Job(NamedTuple):
     key: Row
     compute: Callable[[], Row]
     work: int = 1
+    uses: Collection[str] | None = None  # the parts of the model that it depends on; None: all
+    chosen: Row | None = None  # how it is computed: where a row was computed otherwise, this one takes its place
 
 
 @dataclass(frozen=True)
 class Store:
     """DIRECTORY/NAME.jsonl. `conditions` (model, setting, seed, judge ...) stand in every row.
 
-    A row that was computed under other conditions stays in its file, and answers no question.
+    A row that was computed under other conditions stays in its file, and answers no question. Of the model it
+    names the parts that were used: the rows of a base, or of an autoencoder, outlive a prior that is trained anew.
     """
 
     directory: Path
@@ -36,27 +40,47 @@ class Store:
 
     def rows(self, name: str) -> list[Row]:
         wanted = _plain(self.conditions)
-        return [row for row in read_rows(self.directory / f"{name}.jsonl") if _holds(row, wanted)]
+        parts = wanted.pop(MODEL, {})
+        return [
+            row
+            for row in read_rows(self._file(name))
+            if _holds(row, wanted) and row.get(MODEL, {}).items() <= parts.items()
+        ]
 
     def compute(self, name: str, jobs: Sequence[Job]) -> list[Row]:
         """The rows of all jobs, in their order; those that are in the file already are not computed again."""
         known, found = self.rows(name), []
         with progress(name, sum(job.work for job in jobs), unit="steps", shown=bool(jobs)) as advance:
             for job in jobs:
-                key = _plain(job.key)
+                conditions = self._conditions_of(job)
+                key = _plain({**job.key, **conditions})
                 row = next((row for row in known if _holds(row, key)), None)
+                if row is not None and not _holds(row, job.chosen or {}):
+                    self._remove(name, row)
+                    row = None
                 if row is None:
                     measured = {**job.key, **job.compute()}
-                    assert not set(measured) & set(self.conditions), "a measure has the name of a condition"
-                    row = _plain({**measured, **self.conditions, "commit": commit()})
+                    assert not set(measured) & set(conditions), "a measure has the name of a condition"
+                    row = _plain({**measured, **conditions, "commit": commit()})
                     self._append(name, row)
                 found.append(row)
                 advance(job.work, note=", ".join(map(str, job.key.values())))
         return found
 
+    def _conditions_of(self, job: Job) -> Row:
+        if job.uses is None:
+            return self.conditions
+        return {**self.conditions, MODEL: {part: self.conditions[MODEL][part] for part in job.uses}}
+
+    def _file(self, name: str) -> Path:
+        return self.directory / f"{name}.jsonl"
+
+    def _remove(self, name: str, row: Row) -> None:
+        write_rows(self._file(name), [other for other in read_rows(self._file(name)) if other != row])
+
     def _append(self, name: str, row: Row) -> None:
         self.directory.mkdir(parents=True, exist_ok=True)
-        file = self.directory / f"{name}.jsonl"
+        file = self._file(name)
         if file.exists() and not file.read_bytes().endswith(b"\n"):  # a process was killed while it wrote
             write_rows(file, read_rows(file))
         with file.open("a", encoding="utf-8") as lines:
