@@ -20,7 +20,7 @@ from crocodil.metrics.likelihood import demasking_accuracy
 from crocodil.pipeline import Choices, Crocodil, Given, Method, Settings
 from crocodil.pipeline.machine import affordable_batch
 from crocodil.presets.models import paper_demasker
-from crocodil.processes.masking import AboveThreshold
+from crocodil.processes.masking import AboveThreshold, Remask
 from crocodil.seeding import Streams
 
 TEXT = "def q1_alpha_0(q1_delta, scale=0):\n    return total\n"
@@ -177,6 +177,18 @@ def test_the_settings_say_how_much_noise_of_a_draw_is_fresh(pipe):
         replace(pipe.settings, eta=1.5)
 
 
+def test_the_settings_say_which_tokens_are_kept_and_how_far_registers_fit_together(pipe):
+    own = replace(pipe, settings=replace(pipe.settings, coherence=2.0, rule="remask", temperature=0.0))
+    made = own.generate(2, calls=4, length=64)
+    assert made.cost == Cost(4, 2 * (own.settings.prior_steps + own.settings.refresh_steps), 1)
+    assert own.default_choices(Method.CON_THEN_DISC).rule == Remask()
+    assert own.default_choices(Method.BASE) == Choices(temperature=1.0)  # at 0 it would have one text
+    with pytest.raises(ValueError, match=r"coherence is 0 \(as trained\) or more, not -1"):
+        replace(pipe.settings, coherence=-1)
+    with pytest.raises(ValueError, match="no reveal rule 'best': take one of most confident, noisy confidence"):
+        replace(pipe.settings, rule="best")
+
+
 def test_the_first_of_the_drawn_registers_may_guide_alone(pipe):
     whole = pipe.generate(2, method="conthendisc", calls=4, length=64)
     for few in (
@@ -326,12 +338,20 @@ def cross_entropy_of(pipe, texts):
 def test_assemble_takes_settings_and_leaves_networks_out(trained, corpus, tmp_path):
     asked = ["assemble", trained, "--data", corpus.directory, "--out", tmp_path / "model"]
     settings = ["--prior-steps", 12, "--refresh-steps", 4, "--eta", 1, "--temperature", 0.7, "--top-p", 0.9]
+    settings += ["--coherence", 2, "--rule", "remask"]
     made = run(*asked, "--without", "base", "--without", "prior", "--int8", *settings)
     assert made.output.strip() == f"{tmp_path / 'model'}: demasker, encoder, conditional"
     model = Crocodil.from_pretrained(tmp_path / "model", device="cpu")
     assert model.base is model.prior is None
     assert model.settings == Settings(
-        length=64, prior_steps=12, refresh_steps=4, eta=1.0, temperature=0.7, top_p=0.9
+        length=64,
+        prior_steps=12,
+        refresh_steps=4,
+        eta=1.0,
+        temperature=0.7,
+        top_p=0.9,
+        coherence=2.0,
+        rule="remask",
     )
     assert load_file(tmp_path / "model" / "encoder" / "model.safetensors")["suffix"].dtype == torch.int8
     failed = run(*asked, "--without", "bass")

@@ -170,7 +170,7 @@ def test_the_full_setting_is_the_papers_protocol():
     assert (FULL.num_programs, FULL.num_pairs, FULL.num_drawn) == (1000, 1000, 5000)
     assert FULL.noise_mask_prob == 0.9
     assert FULL.calls(512, guided=False) == [8, 16, 32, 64, 128, 256, 512]
-    assert FULL.calls(512, guided=True) == [8, 16, 32, 64, 128]
+    assert FULL.calls(512, guided=True) == [8, 16, 32, 64]
     assert QUICK.num_samples == 256
     assert register_counts(128) == [8, 64, 128]
     with pytest.raises(ValueError, match="no setting 'huge': take one of full, quick, tiny"):
@@ -178,10 +178,11 @@ def test_the_full_setting_is_the_papers_protocol():
 
 
 def test_priors_take_the_models_own_steps_unless_the_papers_are_asked_for(pipe):
-    own = replace(pipe, settings=replace(pipe.settings, prior_steps=7, refresh_steps=3, eta=0.5))
-    for much, expected in ((FULL, (7, 3, 0.5)), (FULL.with_papers_steps(), (128, 32, 0.0)), (TINY, (4, 2, 0.5))):
+    own = replace(pipe, settings=replace(pipe.settings, prior_steps=7, refresh_steps=3, eta=0.5, coherence=2.0))
+    papers = FULL.with_papers_steps()
+    for much, expected in ((FULL, (7, 3, 0.5, 2.0)), (papers, (128, 32, 0.0, 0.0)), (TINY, (4, 2, 0.5, 2.0))):
         found = with_steps(own, much).settings
-        assert (found.prior_steps, found.refresh_steps, found.eta) == expected
+        assert (found.prior_steps, found.refresh_steps, found.eta, found.coherence) == expected
 
 
 # ---------------------------------------------------------------- rows

@@ -15,6 +15,7 @@ from crocodil.checkpoints import load_llada
 from crocodil.cost import Cost, Size
 from crocodil.decoding import Decoding, Draw, decode, empty_canvas
 from crocodil.demasking import Guided, Unguided, strengthened
+from crocodil.processes.gaussian import block_offsets, ddim_step, ddim_times, walk
 from crocodil.processes.masking import (
     AboveThreshold,
     AtRandom,
@@ -23,6 +24,7 @@ from crocodil.processes.masking import (
     NoisyConfidence,
     Remask,
 )
+from crocodil.processes.registers import block_index, normalise
 from crocodil.samplers import PriorSampling, autoencode, con_then_disc, con_within_disc, draw_registers
 
 TABLE_1 = {32: [8, 16, 32, 64, 128, 256], 64: [8, 16, 32, 64], 128: [8, 16, 32, 64], 256: [4, 8, 16, 32, 64]}
@@ -434,6 +436,32 @@ def test_drawn_registers_lie_on_the_sphere_and_do_not_depend_on_the_batch():
         together = draw_registers(denoiser, sampling, streams=streams).registers
         alone = draw_registers(denoiser, sampling, streams=streams[torch.tensor([3])]).registers
         assert torch.allclose(together[3:4], alone, atol=1e-5)
+
+
+@pytest.mark.parametrize("self_conditioned", [False, True])
+def test_coherence_goes_on_from_registers_apart_to_registers_together(self_conditioned):
+    """Perturbed-attention guidance (decision D33): what is stepped to is pushed, no guess is."""
+    denoiser = tiny.denoiser(replace(tiny.CONDITIONAL, self_conditioned=self_conditioned))
+    sampling = replace(SAMPLING, self_conditioned=self_conditioned, coherence=1.5)
+    streams, offsets = tiny.streams(2), block_offsets(block_index(NUM_REGISTERS), largest=0.1)
+    known = {"condition": tiny.bank(2)}
+
+    def step(registers, guess, now, later, fresh):
+        seen = known | ({"guess": guess} if self_conditioned else {})
+        together = denoiser(registers, now, **seen)
+        apart = denoiser(registers, now, **seen, alone=torch.tensor([True, True]))
+        return ddim_step(registers, 2.5 * together - 1.5 * apart, now, later), together
+
+    noise = streams.at("noise").normal(NUM_REGISTERS, REGISTER_WIDTH)
+    with torch.no_grad():
+        expected = normalise(walk(step, noise, ddim_times(8, offsets), offsets=offsets))
+        remembered = {"remembered": denoiser.remember(known["condition"])}
+    for what in (known, remembered):
+        drawn = draw_registers(denoiser, sampling, known=what, streams=streams)
+        assert torch.allclose(drawn.registers, expected, atol=1e-3)
+        assert drawn.cost == Cost(denoiser_calls=16)
+    plain = draw_registers(denoiser, replace(sampling, coherence=0.0), known=known, streams=streams)
+    assert not torch.allclose(plain.registers, expected, atol=1e-1)
 
 
 def test_con_then_disc_draws_registers_and_decodes_them():

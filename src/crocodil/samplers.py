@@ -34,6 +34,13 @@ class PriorSampling:
     largest_offset: float = 0.1  # as in training (decision D4)
     eta: float = 0.0
     self_conditioned: bool = False  # the denoiser sees its guess of the step before (decision D25)
+    coherence: float = (
+        0.0  # how far away from registers that do not see each other (D33); above 0, twice the calls
+    )
+
+    @property
+    def num_calls(self) -> int:
+        return self.num_steps * (2 if self.coherence else 1)
 
 
 @torch.no_grad()
@@ -53,19 +60,18 @@ def draw_registers(
     offsets = block_offsets(block_index(sampling.num_registers), largest=sampling.largest_offset)
     times = ddim_times(sampling.num_steps, offsets)
     known = known or {}
-    how = (denoise, sampling.eta, sampling.self_conditioned, tuple(known))
+    how = (denoise, sampling, tuple(known))
 
     def step(*inputs: Tensor | None) -> tuple[RegisterBank, RegisterBank]:
         return engine.play(partial(_denoise_once, *how), how, (*inputs, *known.values()))
 
     registers = walk(step, noise, times, offsets=offsets, eta=sampling.eta, streams=streams)
-    return Draw(normalise(registers), Cost(denoiser_calls=sampling.num_steps))
+    return Draw(normalise(registers), Cost(denoiser_calls=sampling.num_calls))
 
 
 def _denoise_once(
     denoise: Callable[..., RegisterBank],
-    eta: float,
-    self_conditioned: bool,
+    sampling: PriorSampling,
     names: tuple[str, ...],
     noisy_registers: RegisterBank,
     guess: RegisterBank,
@@ -74,9 +80,29 @@ def _denoise_once(
     fresh: RegisterBank | None,
     *known: Tensor,
 ) -> tuple[RegisterBank, RegisterBank]:
-    options = dict(zip(names, known, strict=True)) | ({"guess": guess} if self_conditioned else {})
-    clean = denoise(noisy_registers, time, **options)
-    return ddim_step(noisy_registers, clean, time, next_time, eta=eta, fresh=fresh), clean
+    """A step, and the guess that the next one sees: what was predicted, not what coherence made of it."""
+    options = dict(zip(names, known, strict=True))
+    seen = {"guess": guess} if sampling.self_conditioned else {}
+    if not sampling.coherence:
+        predicted = clean = denoise(noisy_registers, time, **seen, **options)
+    else:
+        predicted, apart = _together_and_apart(denoise, noisy_registers, time, seen, options)
+        clean = predicted + sampling.coherence * (predicted - apart)
+    return ddim_step(noisy_registers, clean, time, next_time, eta=sampling.eta, fresh=fresh), predicted
+
+
+def _together_and_apart(
+    denoise: Callable[..., RegisterBank],
+    noisy_registers: RegisterBank,
+    time: RegisterTime,
+    seen: Mapping[str, RegisterBank],
+    known: Mapping[str, Tensor],
+) -> tuple[RegisterBank, ...]:
+    """What is predicted where registers see each other and where they do not, in one batch twice as large."""
+    twice = {name: torch.cat([bank, bank]) for name, bank in seen.items()}
+    alone = torch.arange(2 * len(time), device=time.device) >= len(time)
+    both = denoise(torch.cat([noisy_registers] * 2), torch.cat([time] * 2), **twice, **known, alone=alone)
+    return both.chunk(2)
 
 
 # ---------------------------------------------------------------- Algorithms 2, 3 and 6

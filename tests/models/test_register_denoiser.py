@@ -59,6 +59,23 @@ def test_registers_look_at_each_other():
     assert (difference.abs().amax(dim=(0, 2)) > 1e-4).all()
 
 
+def test_alone_a_register_sees_itself_and_the_condition():
+    denoiser, registers = tiny.denoiser(CONDITIONAL), tiny.bank(1)
+    changed = registers.clone()
+    changed[:, 0] += 1
+    alone = torch.tensor([True])
+    before, after = (denoiser(one, time(1), alone=alone) for one in (registers, changed))
+    assert torch.equal(before[:, 1:], after[:, 1:])
+    assert not torch.allclose(before[:, 0], after[:, 0])
+    given = denoiser(registers, time(1), condition=tiny.bank(1), alone=alone)
+    assert not torch.allclose(given, before, atol=1e-3)
+    one = tiny.denoiser(replace(CONDITIONAL, num_registers=1))  # it is alone anyway
+    bank, now = registers[:, :1], time(1)[:, :1]
+    assert torch.allclose(one(bank, now, alone=alone), one(bank, now), atol=1e-5)
+    some = denoiser(torch.cat([registers, registers]), time(2), alone=torch.tensor([False, True]))
+    assert torch.allclose(some, torch.cat([denoiser(registers, time(1)), before]), atol=1e-5)
+
+
 def test_a_condition_changes_the_prediction_and_dropping_it_is_the_null_condition():
     denoiser, registers, condition = tiny.denoiser(CONDITIONAL), tiny.bank(3), tiny.bank(3).flip(0)
     with_it, without = denoiser(registers, time(3), condition=condition), denoiser(registers, time(3))

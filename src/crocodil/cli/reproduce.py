@@ -103,7 +103,9 @@ def evaluate(
         int | None, typer.Option(help="Of the demasker; one for every eight tokens by default.")
     ] = None,
     temperature: Annotated[float, typer.Option(help="0 takes the most probable tokens.")] = 1.0,
-    rule: Annotated[str, typer.Option(help="most confident, noisy confidence or at random.")] = "most confident",
+    rule: Annotated[
+        str, typer.Option(help="most confident, noisy confidence, at random or remask.")
+    ] = "most confident",
     count: Annotated[int, typer.Option(help="How many texts.")] = 256,
     length: Annotated[int, typer.Option(help="With --samples: of real programs, in tokens.")] = 256,
     data: Data = None,

@@ -37,6 +37,12 @@ def generate(
     guidance: Annotated[
         float | None, typer.Option(help="How strongly registers guide; not 1: twice the calls.")
     ] = None,
+    coherence: Annotated[
+        float | None, typer.Option(min=0, help="How much registers must fit together: fluency against variety.")
+    ] = None,
+    rule: Annotated[
+        str | None, typer.Option(help="most confident, noisy confidence, at random or remask.")
+    ] = None,
     threshold: Annotated[
         float | None, typer.Option(help="Reveal all tokens more probable than this: fewer calls where it is easy.")
     ] = None,
@@ -51,15 +57,19 @@ def generate(
 
     from crocodil.cli.texts import print_texts, watching
     from crocodil.pipeline import Crocodil, Given, Method
-    from crocodil.processes.masking import AboveThreshold
+    from crocodil.processes.masking import RULES, AboveThreshold
 
     pipe = Crocodil.from_pretrained(model, device=device)
+    if coherence is not None:
+        pipe = replace(pipe, settings=replace(pipe.settings, coherence=coherence))
+    if rule not in (None, *RULES):
+        raise ValueError(f"no reveal rule {rule!r}: take one of {', '.join(RULES)}")
     asked: dict[str, Any] = {
         "block_size": block_size,
         "temperature": temperature,
         "top_p": top_p,
         "guidance": guidance,
-        "rule": None if threshold is None else AboveThreshold(threshold),
+        "rule": RULES.get(rule or "") if threshold is None else AboveThreshold(threshold),
     }
     given_choices = {name: value for name, value in asked.items() if value is not None}
     choices = replace(pipe.default_choices(Method(method)), **given_choices)

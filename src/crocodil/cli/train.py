@@ -98,9 +98,13 @@ def assemble(
     prior_steps: Annotated[int | None, typer.Option(min=1, help="Of a draw from the prior.")] = None,
     refresh_steps: Annotated[int | None, typer.Option(min=1, help="Of a draw half way.")] = None,
     eta: Annotated[float | None, typer.Option(min=0, max=1, help="Of both: 0 is DDIM, 1 all noise anew.")] = None,
+    coherence: Annotated[
+        float | None, typer.Option(min=0, help="Of both: how much registers must fit together; twice the calls.")
+    ] = None,
     registers: Annotated[
         int | None, typer.Option(min=1, help="How many of those drawn guide; all by default.")
     ] = None,
+    rule: Annotated[str | None, typer.Option(help="Which tokens a guided call keeps: remask, say.")] = None,
     temperature: Annotated[float | None, typer.Option(min=0, help="Of generated tokens.")] = None,
     top_p: Annotated[float | None, typer.Option(min=0, max=1, help="Of generated tokens.")] = None,
 ) -> None:
@@ -117,7 +121,9 @@ def assemble(
         "prior_steps": prior_steps,
         "refresh_steps": refresh_steps,
         "eta": eta,
+        "coherence": coherence,
         "num_registers": registers,
+        "rule": rule,
         "temperature": temperature,
         "top_p": top_p,
     }

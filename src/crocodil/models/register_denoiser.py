@@ -68,13 +68,16 @@ class RegisterDenoiser(nn.Module):
         condition: Condition | None = None,
         keep_condition: Bool[Tensor, "B"] | None = None,
         remembered: Float[Tensor, "layers *context"] | None = None,
+        alone: Bool[Tensor, "B"] | None = None,
     ) -> RegisterBank:
         """The clean registers.
 
         Without a condition, or for samples that do not keep theirs, a conditional denoiser sees its trained
-        null condition: one network can then serve as both priors (decision D15). A condition of one row is shared
-        by all samples. What `remember` gave stands in for a condition that does not change from call to call.
+        null condition: one network can then serve as both priors (decision D15). A condition of fewer rows is
+        shared: samples take its rows in turns. What `remember` gave stands in for a condition that does not
+        change from call to call.
         `guess` is what was predicted a step ago, where this denoiser looks at it; zero, the default, is none.
+        Registers of samples that are `alone` do not see each other (decision D33).
         """
         if noisy_registers.shape[1:] != (self.config.num_registers, self.config.register_width):
             raise ValueError(
@@ -95,7 +98,7 @@ class RegisterDenoiser(nn.Module):
         if self.enter_condition is not None and remembered is None:
             entered = self.enter_condition(condition, keep_condition)
         for number, block in enumerate(self.blocks):
-            tokens = block(tokens, modulation, entered if remembered is None else remembered[number])
+            tokens = block(tokens, modulation, entered if remembered is None else remembered[number], alone)
         shift, scale = (self.last_table.to(time.dtype) + time[:, :, None]).unbind(dim=2)
         return self.leave(modulate(tokens, shift, scale)).to(noisy_registers.dtype)
 
@@ -167,14 +170,18 @@ class Block(nn.Module):
         )
 
     def forward(
-        self, tokens: Tokens, modulation: Modulation, context: Float[Tensor, "_ C W"] | Context | None
+        self,
+        tokens: Tokens,
+        modulation: Modulation,
+        context: Float[Tensor, "_ C W"] | Context | None,
+        alone: Bool[Tensor, "B"] | None = None,
     ) -> Tokens:
         """`context` is the condition at the denoiser's width, or already its keys and values."""
         shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = (self.table.to(modulation.dtype) + modulation).unbind(
             dim=2
         )
         normed = modulate(tokens, shift, scale)
-        tokens = tokens + gate * self.attention(normed, self.attention.keys_and_values(normed))
+        tokens = tokens + gate * self.attention(normed, self.attention.keys_and_values(normed), alone)
         if self.cross is not None:
             assert context is not None
             known = self.cross.keys_and_values(context) if context.ndim == 3 else context
@@ -193,13 +200,16 @@ class Attention(nn.Module):
     def keys_and_values(self, context: Float[Tensor, "_ C W"]) -> Context:
         return rearrange(self.key_value(context), "b c (s h p) -> s b h c p", s=2, h=self.num_heads)
 
-    def forward(self, tokens: Tokens, context: Context) -> Tokens:
-        query = rearrange(self.query(tokens), "b k (h p) -> b h k p", h=self.num_heads)
+    def forward(self, tokens: Tokens, context: Context, alone: Bool[Tensor, "B"] | None = None) -> Tokens:
+        """In samples that are `alone` a token sees itself only: its context, of one each, is all of attention."""
         key, value = context
-        if len(key) < len(query):  # samples that share a context are one long query
-            query = rearrange(query, "b h k p -> 1 h (b k) p")
+        # Samples that share a context are one long query.
+        query = rearrange(self.query(tokens), "(s c) k (h p) -> c h (s k) p", c=len(key), h=self.num_heads)
         mixed = F.scaled_dot_product_attention(query, key, value)
-        return self.out(rearrange(mixed, "c h (b k) p -> (c b) k (h p)", k=tokens.shape[1]))
+        mixed = rearrange(mixed, "c h (s k) p -> (s c) k (h p)", k=tokens.shape[1])
+        if alone is not None:
+            mixed = torch.where(alone[:, None, None], rearrange(value, "b h k p -> b k (h p)"), mixed)
+        return self.out(mixed)
 
 
 def modulate(tokens: Tokens, shift: Tokens, scale: Tokens) -> Tokens:

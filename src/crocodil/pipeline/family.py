@@ -33,6 +33,7 @@ from crocodil.pipeline.folder import BUILTIN, NETWORKS, Settings, load_networks,
 from crocodil.pipeline.generation import GREEDY, Choices, Generation, Method
 from crocodil.pipeline.machine import affordable_batch, compile_blocks, engine_for
 from crocodil.pipeline.priors import Priors
+from crocodil.processes.masking import RULES
 from crocodil.processes.registers import interpolate
 from crocodil.seeding import Streams
 from crocodil.shapes import RegisterBank, TokenIds
@@ -316,10 +317,11 @@ class Crocodil:
     # ------------------------------------------------------------ canvases and plans
 
     def default_choices(self, method: Method) -> Choices:
-        """For generating; the base has no registers that could guide it more or less strongly."""
-        settings = self.settings
-        guidance = 1.0 if method is Method.BASE else settings.guidance
-        return Choices(temperature=settings.temperature, top_p=settings.top_p, guidance=guidance)
+        """For generating. A base has no registers to guide it, nor to vary its texts: at 0 it would have one."""
+        own = self.settings
+        if method is Method.BASE:
+            return Choices(temperature=own.temperature or 1.0, top_p=own.top_p)
+        return Choices(rule=RULES[own.rule], temperature=own.temperature, top_p=own.top_p, guidance=own.guidance)
 
     @property
     def device(self) -> torch.device:

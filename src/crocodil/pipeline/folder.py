@@ -16,6 +16,7 @@ from crocodil.models.demasker import Demasker
 from crocodil.models.llada import LLaDA
 from crocodil.models.register_denoiser import RegisterDenoiser
 from crocodil.models.register_encoder import RegisterEncoder
+from crocodil.processes.masking import MOST_CONFIDENT, RULES
 from crocodil.tokenization import Tokenizer
 
 FORMAT, FORMAT_VERSION = "crocodil model", 1
@@ -44,7 +45,9 @@ class Settings:
     prior_steps: int = 128  # Sec. 5
     refresh_steps: int = 32  # Sec. 5
     eta: float = 0.0  # of both draws: 0 is DDIM (App. E), 1 draws fresh noise at every step
+    coherence: float = 0.0  # of both draws: how far away from registers that do not see each other (decision D33)
     num_registers: int | None = None  # the first of those drawn, which guide a generation; None: all
+    rule: str = MOST_CONFIDENT  # which tokens a guided call keeps; see `RULES`
     temperature: float = 1.0  # of generated tokens
     top_p: float = 1.0
     guidance: float = 1.0
@@ -52,6 +55,10 @@ class Settings:
     def __post_init__(self) -> None:
         if not 0 <= self.eta <= 1:
             raise ValueError(f"eta lies between 0 (DDIM) and 1 (all noise is fresh), not at {self.eta}")
+        if self.coherence < 0:
+            raise ValueError(f"coherence is 0 (as trained) or more, not {self.coherence}")
+        if self.rule not in RULES:
+            raise ValueError(f"no reveal rule {self.rule!r}: take one of {', '.join(RULES)}")
         object.__setattr__(self, "lengths", tuple(sorted({*self.lengths, self.length})))  # JSON has lists
 
 

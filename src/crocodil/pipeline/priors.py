@@ -85,5 +85,6 @@ class Priors:
             num_steps=num_steps,
             largest_offset=self.settings.largest_offset,
             eta=self.settings.eta,
+            coherence=self.settings.coherence,
             self_conditioned=prior.config.self_conditioned,
         )

@@ -365,6 +365,15 @@ class Remask:
         return step.open & (step.streams.at("order").uniform(step.open.shape[1]) >= time)
 
 
+MOST_CONFIDENT = "most confident"
+RULES: dict[str, RevealRule] = {
+    MOST_CONFIDENT: MostConfident(),
+    "noisy confidence": NoisyConfidence(),
+    "at random": AtRandom(),
+    "remask": Remask(),
+}
+
+
 def highest(score: Float[Tensor, "B N"], *, among: Positions, count: Int[Tensor, "B"]) -> Bool[Tensor, "B N"]:
     """The `count` positions of highest score in each row, `among` these; the left one wins a tie."""
     order = score.masked_fill(~among, -torch.inf).argsort(dim=1, descending=True, stable=True)

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from crocodil.cost import Cost
 from crocodil.pipeline import Choices, Crocodil, Generation, Method
 from crocodil.presets.training import ABLATIONS
 from crocodil.processes.registers import block_ends
@@ -59,9 +58,8 @@ def generate_from(
     pipe: Crocodil, num_registers: int, count: int, *, calls: int, seed: int, choices: Choices
 ) -> Generation:
     """ConThenDisc from the first drawn registers; all were paid for."""
-    registers = drawn(pipe, count, seed=seed)[:, :num_registers]
+    registers, spent = drawn(pipe, count, seed=seed).first(num_registers)
     made = pipe.decode(registers, calls=calls, seed=seed, choices=choices, on_call=quietly)
-    spent = Cost(denoiser_calls=pipe.settings.prior_steps)
     nfe, flop_nfe = price(pipe, spent, num_registers=num_registers)
     return replace(made, nfe=made.nfe + nfe, flop_nfe=made.flop_nfe + flop_nfe)
 

@@ -12,11 +12,13 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from crocodil.pipeline import Choices, Crocodil, Generation, Method
+from crocodil.processes.masking import RULES
 from crocodil.reproduce.lab import GENERATING, Lab, of_base
 from crocodil.reproduce.rows import Job, Row, select
-from crocodil.reproduce.settings import RULES, Candidate
+from crocodil.reproduce.settings import Candidate
 
-CRITERION = "the highest MAUVE on valid; of those within its spread, the lowest Gen-PPL"
+CRITERION = "the highest MAUVE on valid; of those within its spread, or 0.05, the lowest Gen-PPL"
+TIE = 0.05  # of MAUVE: what the few samples of a sweep cannot tell apart
 NUM_SHOWN = 2  # texts of a row, as App. G shows
 SWEEP = "sweep"  # the file of everything that was swept
 CHOSEN = tuple(field.name for field in fields(Candidate))  # columns of a row that say what was chosen
@@ -86,7 +88,7 @@ def _sweep(lab: Lab, sources: Sequence[tuple[Contestant, int]]) -> list[Job]:
 def best(swept: Sequence[Row]) -> Row:
     """CRITERION."""
     top = max(swept, key=lambda row: row["mauve"])
-    close = [row for row in swept if row["mauve"] >= top["mauve"] - top["mauve_spread"]]
+    close = [row for row in swept if row["mauve"] >= top["mauve"] - max(top["mauve_spread"], TIE)]
     return min(close, key=lambda row: math.inf if row["gen_ppl"] is None else row["gen_ppl"])
 
 

@@ -7,11 +7,12 @@ from pathlib import Path
 
 from crocodil.corpus.shards import Corpus
 from crocodil.pipeline import Crocodil, Method
+from crocodil.processes.masking import RULES
 from crocodil.reproduce.contests import plain, run
 from crocodil.reproduce.judging import Court
 from crocodil.reproduce.lab import Lab, held_out
 from crocodil.reproduce.rows import Row, commit
-from crocodil.reproduce.settings import FULL, RULES, Candidate
+from crocodil.reproduce.settings import FULL, Candidate
 
 
 def evaluate_model(

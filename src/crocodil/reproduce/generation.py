@@ -28,7 +28,7 @@ from crocodil.reproduce.contests import (
     used_by,
 )
 from crocodil.reproduce.document import Block, Listing, Picture, Section, Table, Text, number, spread_around
-from crocodil.reproduce.lab import COPYING, Lab
+from crocodil.reproduce.lab import COPYING, DRAWING, Lab
 from crocodil.reproduce.rows import Job, Row, distinct, select
 from crocodil.reproduce.settings import Candidate
 
@@ -42,7 +42,8 @@ def compute(lab: Lab) -> list[Row]:
     contestants = [plain(lab.pipe, method) for method in methods(lab.pipe)]
     if len(contestants) > 1:
         drawn = plain(lab.pipe, Method.CON_THEN_DISC)
-        contestants.append(Contestant({"method": ENCODED}, partial(decode_encoded, lab), COPYING, like=drawn))
+        decoded = partial(decode_encoded, lab)
+        contestants.append(Contestant({"method": ENCODED}, decoded, (*COPYING, DRAWING), like=drawn))
     entries = [
         (contestant, calls)
         for contestant in contestants
@@ -62,10 +63,11 @@ def methods(pipe: Crocodil) -> list[Method]:
 
 
 def decode_encoded(lab: Lab, count: int, *, calls: int, seed: int, choices: Choices) -> Generation:
-    """As many registers of training programs as the prior draws."""
+    """As many registers of training programs as guide a generation."""
     prior = lab.pipe.conditional if lab.pipe.prior is None else lab.pipe.prior
     assert prior is not None
-    registers = lab.pipe.encode(lab.texts("train", count), cut=True)[:, : prior.config.num_registers]
+    kept = lab.pipe.settings.num_registers or prior.config.num_registers
+    registers = lab.pipe.encode(lab.texts("train", count), cut=True)[:, :kept]
     return lab.pipe.decode(registers, calls=calls, seed=seed, choices=choices, on_call=quietly)
 
 

@@ -14,6 +14,7 @@ from crocodil.checkpoints import load_model
 from crocodil.corpus.order import Order
 from crocodil.corpus.shards import Corpus
 from crocodil.cost import Cost
+from crocodil.decoding import Draw
 from crocodil.models.llada import LLaDA
 from crocodil.pipeline import Crocodil
 from crocodil.pipeline.folder import NETWORKS
@@ -124,10 +125,11 @@ def held_out(corpus: Corpus, tokenizer: Tokenizer, split: str, *, length: int, c
 # ---------------------------------------------------------------- registers
 
 
-def drawn(pipe: Crocodil, count: int, *, seed: int) -> RegisterBank:
-    """From the prior, in batches."""
+def drawn(pipe: Crocodil, count: int, *, seed: int) -> Draw:
+    """From the prior, in batches, with the cost of each."""
     streams = Streams.of("registers", seed, samples=range(count), device=pipe.device)
-    return torch.cat([pipe.draw(some).registers for some in _split(streams, pipe)])
+    draws = [pipe.draw(some) for some in _split(streams, pipe)]
+    return Draw(torch.cat([draw.registers for draw in draws]), draws[0].cost)
 
 
 def drawn_given(pipe: Crocodil, tokens: TokenIds, *, seed: int, num_steps: int) -> RegisterBank:
@@ -176,6 +178,7 @@ def with_steps(pipe: Crocodil, setting: Setting) -> Crocodil:
         prior_steps=setting.prior_steps or own.prior_steps,
         refresh_steps=setting.refresh_steps or own.refresh_steps,
         eta=own.eta if setting.eta is None else setting.eta,
+        coherence=own.coherence if setting.coherence is None else setting.coherence,
     )
     return replace(pipe, settings=settings)
 
@@ -183,8 +186,8 @@ def with_steps(pipe: Crocodil, setting: Setting) -> Crocodil:
 def parts(pipe: Crocodil, uses: Collection[str] | None = None) -> Row:
     """What tells models apart: all networks, None where there is none, and how registers are drawn."""
     own = pipe.settings
-    num_registers = own.num_registers or "all"
-    drawing = f"{own.prior_steps} + {own.refresh_steps} steps, eta {own.eta}, {num_registers} registers"
+    steps, kept = f"{own.prior_steps} + {own.refresh_steps} steps", f"{own.num_registers or 'all'} registers"
+    drawing = f"{steps}, eta {own.eta}, coherence {own.coherence}, {kept}"
     found = {**{name: fingerprint(getattr(pipe, name)) for name in NETWORKS}, DRAWING: drawing}
     return found if uses is None else {name: found[name] for name in uses}
 

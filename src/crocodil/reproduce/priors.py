@@ -71,7 +71,7 @@ def _prdc_row(lab: Lab, name: str) -> Row:
         fake = drawn_given(pipe, seen, seed=lab.seed, num_steps=num_steps)
     else:
         num_steps = pipe.settings.prior_steps
-        fake = drawn(pipe, len(texts), seed=lab.seed)
+        fake = drawn(pipe, len(texts), seed=lab.seed).registers
     real = pipe.encode(texts, cut=True)[:, : fake.shape[1]]
     found = prdc_per_register(real, fake, nearest=setting.nearest)
     spread = {f"{measure}_spread": value for measure, value in found.spread._asdict().items()}

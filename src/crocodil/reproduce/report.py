@@ -139,6 +139,7 @@ def _model_table(models: Sequence[Row]) -> Table:
         "steps of the prior": "prior_steps",
         "steps of a refresh": "refresh_steps",
         "share of fresh noise in them (eta)": "eta",
+        "coherence": "coherence",
     }
     body = [[name, *(f"{row[key]:,}" for row in models)] for name, key in lines.items()]
     return Table(heads, body, "The model")
@@ -300,6 +301,7 @@ MEASURES: Mapping[str, Callable[[Results], Any]] = {
     "prior_steps": lambda own: own["model"][0]["prior_steps"],
     "refresh_steps": lambda own: own["model"][0]["refresh_steps"],
     "eta": lambda own: own["model"][0]["eta"],
+    "coherence": lambda own: own["model"][0]["coherence"],
     "num_samples": lambda own: own["reference"][0]["num_samples"],
     "speedup": _speedups,
     "speedup_by_mauve": _speedups_by_mauve,

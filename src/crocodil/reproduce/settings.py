@@ -2,13 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from crocodil.processes.masking import AtRandom, MostConfident, NoisyConfidence, RevealRule
-
-RULES: dict[str, RevealRule] = {
-    "most confident": MostConfident(),
-    "noisy confidence": NoisyConfidence(),
-    "at random": AtRandom(),
-}
+from crocodil.processes.masking import RULES
 
 
 @dataclass(frozen=True)
@@ -34,10 +28,10 @@ class Setting:
     num_drawn: int = 5000  # registers for PRDC, App. E
     num_samples: int = 1000  # a point of generation: not stated
     num_swept: int = 128  # a candidate of the sweep: ours
-    candidates: tuple[Candidate, ...] = candidates((0.5, 0.8, 1.0), tuple(RULES))  # at 0 a base has one text
+    candidates: tuple[Candidate, ...] = candidates((0.0, 0.5, 1.0), tuple(RULES))
     fewest_calls: int = 8  # of generation; doubled up to one call a token
     call_factor: int = 2
-    most_guided_calls: int | None = 128  # for guided methods; None: up to one a token, as for the base
+    most_guided_calls: int | None = 64  # for guided methods; None: up to one a token, as for the base
     swept_calls: tuple[int, ...] = (8, 32, 128)  # where all are swept: the nearest decides for other numbers, ours
     ablation_calls: tuple[int, ...] = (16, 64)  # App. G shows curves; which calls, not stated
     mask_probs: tuple[float, ...] = tuple(tenth / 10 for tenth in range(1, 11))
@@ -47,6 +41,7 @@ class Setting:
     prior_steps: int | None = None  # None: as many as the model's own settings say
     refresh_steps: int | None = None
     eta: float | None = None
+    coherence: float | None = None
     mauve_seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
     mauve_buckets: int | None = None  # None: a tenth of the texts, as MAUVE's authors do
     nearest: int = 5  # neighbours of PRDC
@@ -67,7 +62,7 @@ class Setting:
 
     def with_papers_steps(self) -> "Setting":
         """Sec. 5: 128 and 32 steps of DDIM, whatever the model's settings say."""
-        return replace(self, prior_steps=128, refresh_steps=32, eta=0.0)
+        return replace(self, prior_steps=128, refresh_steps=32, eta=0.0, coherence=0.0)
 
     def swept_for(self, calls: int, length: int) -> int:
         """At which number of calls is chosen for this one: the nearest by ratio, of two as near the smaller."""
@@ -81,7 +76,7 @@ class Setting:
 FULL = Setting(name="full")
 QUICK = Setting(
     name="quick", num_programs=256, num_pairs=256, num_drawn=1024, num_samples=256, num_swept=128,
-    candidates=candidates((0.5, 0.8, 1.0), ("most confident", "at random")), num_copied=128,
+    candidates=candidates((0.0, 0.5, 1.0), ("most confident", "remask")), num_copied=128,
     mauve_seeds=(0, 1, 2), ablation_calls=(32,), swept_calls=(8, 64),
 )  # fmt: skip
 TINY = Setting(
