@@ -1,6 +1,7 @@
 """`crocodil reproduce`, all tables and figures in one report; `crocodil evaluate`, one setting or any texts."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -74,6 +75,8 @@ def reproduce(
     corpus = Corpus(data)
     pipes = [Crocodil.from_pretrained(one, device=device, compiled=compiled) for one in model or ["builtin"]]
     pipes = [with_base(pipe, _each("base", base or (), len(pipes), place)) for place, pipe in enumerate(pipes)]
+    # Their blocks stay compiled. What a call reveals would be compiled anew for every candidate of a sweep.
+    pipes = [replace(pipe, compiled=False) for pipe in pipes]
     variants = {name: Crocodil.from_pretrained(path, device=device) for name, path in _named(ablation_model or ())}
     court = _court(corpus, judge, embedder, setting, device)
     labs = [
