@@ -407,6 +407,17 @@ def test_generate_takes_text_on_both_sides_and_every_choice(folder):
     assert made.stdout.endswith(" total\n")
 
 
+def test_generate_takes_a_rule_and_coherence(folder, pipe):
+    asked = ["generate", "--model", folder, "--method", "conthendisc", "--calls", 8, "--temperature", 0]
+    made = run(*asked, "--rule", "remask", "--coherence", 1, "--format", "jsonl")
+    own = replace(pipe, settings=replace(pipe.settings, coherence=1.0))
+    expected = own.generate(1, method="conthendisc", calls=8, choices=Choices(rule=Remask()))
+    assert json.loads(made.stdout) == {
+        "sample": 0, "method": "conthendisc", "seed": 0, "text": expected.texts[0], **vars(expected.costs[0])
+    }  # fmt: skip
+    assert "no reveal rule 'best'" in str(run(*asked, "--rule", "best").exception)
+
+
 def test_texts_become_registers_in_a_file_and_texts_again(folder, pipe, tmp_path):
     (tmp_path / "a.py").write_text(TEXT)
     (tmp_path / "long.py").write_text("total = 1\n" * 40)

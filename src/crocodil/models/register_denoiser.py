@@ -201,7 +201,7 @@ class Attention(nn.Module):
         return rearrange(self.key_value(context), "b c (s h p) -> s b h c p", s=2, h=self.num_heads)
 
     def forward(self, tokens: Tokens, context: Context, alone: Bool[Tensor, "B"] | None = None) -> Tokens:
-        """In samples that are `alone` a token sees itself only: its context, of one each, is all of attention."""
+        """Where a sample is `alone`, each of its tokens attends to itself only: the context is then its own."""
         key, value = context
         # Samples that share a context are one long query.
         query = rearrange(self.query(tokens), "(s c) k (h p) -> c h (s k) p", c=len(key), h=self.num_heads)

@@ -111,6 +111,11 @@ def run(
     }
 
 
+def defaults(pipe: Crocodil) -> Row:
+    """What a guided method does where nobody chose."""
+    return {name: getattr(pipe.settings, name) for name in CHOSEN}
+
+
 def choices_for(pipe: Crocodil, method: str | None, candidate: Candidate) -> Choices:
     known = method if method in list(Method) else Method.CON_THEN_DISC
     own = pipe.default_choices(Method(known))

@@ -31,6 +31,7 @@ def _about(pipe: Crocodil, training: Mapping[str, Row], base: str) -> Row:
         "eta": pipe.settings.eta,
         "coherence": pipe.settings.coherence,
         "prior_registers": 0 if prior is None else prior.config.num_registers,
+        "guiding_registers": 0 if prior is None else pipe.settings.num_registers or prior.config.num_registers,
         "base": None if pipe.base is None else base,
         "base_compute_share": base_compute_share(pipe, training),
     }

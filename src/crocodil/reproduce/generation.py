@@ -22,6 +22,7 @@ from crocodil.reproduce.contests import (
     Contestant,
     choices_for,
     contest,
+    defaults,
     method_of,
     plain,
     quietly,
@@ -131,7 +132,12 @@ def compute_cpu_seconds(lab: Lab) -> list[Row]:
     if num_parameters(lab.pipe.demasker) > LARGEST_ON_CPU:
         return []
     jobs = [
-        Job({"method": str(method)}, partial(_cpu_row, lab, method), uses=used_by(lab.pipe, method))
+        Job(
+            {"method": str(method)},
+            partial(_cpu_row, lab, method),
+            uses=used_by(lab.pipe, method),
+            chosen=defaults(lab.pipe),
+        )
         for method in methods(lab.pipe)
     ]
     return lab.store.compute("cpu-seconds", jobs)
@@ -146,6 +152,8 @@ def _cpu_row(lab: Lab, method: Method) -> Row:
     finally:
         torch.set_num_threads(all_threads)
     return {
+        **defaults(lab.pipe),
+        "calls": made.costs[0].demasker_calls,
         "cpu_seconds": made.seconds / count,
         "threads": threads,
         "machine": platform.machine(),

@@ -6,7 +6,7 @@ from statistics import fmean
 import numpy as np
 
 from crocodil.metrics import Run, longest_training_runs
-from crocodil.reproduce.contests import method_of
+from crocodil.reproduce.contests import defaults, method_of
 from crocodil.reproduce.document import Block, Section, Table, Text, number
 from crocodil.reproduce.generation import methods, named
 from crocodil.reproduce.lab import Lab
@@ -19,7 +19,9 @@ REAL = "real"
 
 def compute(lab: Lab) -> list[Row]:
     """One row for everyone: the training tokens are read once for all."""
-    return lab.store.compute("memorisation", [Job({"at": "default calls"}, lambda: {"runs": _measured(lab)})])
+    chosen = defaults(lab.pipe)
+    job = Job({"at": "default calls"}, lambda: {**chosen, "runs": _measured(lab)}, chosen=chosen)
+    return lab.store.compute("memorisation", [job])
 
 
 def _measured(lab: Lab) -> dict[str, Row]:

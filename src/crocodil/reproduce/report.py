@@ -136,6 +136,7 @@ def _model_table(models: Sequence[Row]) -> Table:
         "registers": "registers",
         "width of a register": "register_width",
         "registers that the prior draws": "prior_registers",
+        "of these, registers that guide": "guiding_registers",
         "steps of the prior": "prior_steps",
         "steps of a refresh": "refresh_steps",
         "share of fresh noise in them (eta)": "eta",
