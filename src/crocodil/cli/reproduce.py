@@ -103,7 +103,7 @@ def evaluate(
     samples: Annotated[Path | None, typer.Option(help="Judge these texts instead: rows with a text.")] = None,
     method: Annotated[str, typer.Option(help="conwithindisc, conthendisc or base.")] = "conwithindisc",
     calls: Annotated[
-        int | None, typer.Option(help="Of the demasker; one for every eight tokens by default.")
+        int | None, typer.Option(help="Of the demasker; one for every sixteen tokens by default.")
     ] = None,
     temperature: Annotated[float, typer.Option(help="0 takes the most probable tokens.")] = 1.0,
     rule: Annotated[
@@ -133,6 +133,7 @@ def evaluate(
         row = evaluate_texts(texts, corpus, court, length=length, split=split, count=len(texts))
     else:
         from crocodil.pipeline import Crocodil, Method
+        from crocodil.pipeline.generation import TOKENS_A_CALL
 
         pipe = Crocodil.from_pretrained(model, device=device)
         row = evaluate_model(
@@ -140,7 +141,7 @@ def evaluate(
             corpus,
             _court(corpus, judge, None, FULL, device),
             method=Method(method),
-            calls=calls or max(1, pipe.settings.length // 8),
+            calls=calls or max(1, pipe.settings.length // TOKENS_A_CALL),
             candidate=Candidate(temperature, rule),
             count=count,
             split=split,

@@ -13,7 +13,7 @@ from crocodil.cli.root import Format, app
 
 Model = Annotated[str, typer.Option(help="A model folder, or builtin.")]
 Device = Annotated[str | None, typer.Option(help="cpu or cuda; the accelerator where there is one.")]
-Calls = Annotated[int | None, typer.Option(help="Of the demasker; one for every eight tokens by default.")]
+Calls = Annotated[int | None, typer.Option(help="Of the demasker; one for every sixteen tokens by default.")]
 Length = Annotated[int | None, typer.Option(help="Of the canvas in tokens; the model's own by default.")]
 Seed = Annotated[int, typer.Option(help="The same seed gives the same texts.")]
 NumRegisters = Annotated[int | None, typer.Option("--registers", min=0, help="Decode the first of them only.")]

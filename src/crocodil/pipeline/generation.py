@@ -9,7 +9,7 @@ from crocodil.processes.masking import DecodePlan, MostConfident, RevealRule
 from crocodil.shapes import RegisterBank, TokenIds
 from crocodil.tokenization import SpecialIds
 
-TOKENS_A_CALL = 8  # unless a number of calls is asked for
+TOKENS_A_CALL = 16  # unless a number of calls is asked for
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,6 +12,7 @@ from crocodil.reproduce.rows import Job, Row, distinct, select
 from crocodil.shapes import RegisterBank
 
 MIX_WEIGHTS = (0.0, 0.25, 0.5, 0.75, 1.0)
+TOKENS_A_CALL = 8  # not stated
 
 
 class Pairs:
@@ -28,7 +29,8 @@ class Pairs:
 
     def row(self, mix_weight: float) -> Row:
         mixed = interpolate(*self.ends, mix_weight=mix_weight)
-        made = self.lab.pipe.decode(mixed, seed=self.lab.seed, on_call=quietly)
+        calls = max(1, self.lab.length // TOKENS_A_CALL)
+        made = self.lab.pipe.decode(mixed, calls=calls, seed=self.lab.seed, on_call=quietly)
         return {**measured(self.lab, made, "test"), "temperature": 0.0, "calls": made.costs[0].demasker_calls}
 
 
