@@ -90,7 +90,7 @@ def test_recorded_calls_give_the_same_samples(rule):
     how = Decoding(
         plan=DecodePlan.one_block(16, 8), mask_id=MASK, rule=rule, temperature=1.0, eos_id=tiny.EOS, top_p=0.9
     )
-    sampling = PriorSampling(num_registers=6, register_width=16, num_steps=8, self_conditioned=True)
+    sampling = PriorSampling(num_registers=6, register_width=16, num_steps=8, self_conditioned=True, coherence=1.0)
 
     def sample(engine, seed):
         return con_within_disc(
