@@ -18,6 +18,7 @@ from crocodil.cli.texts import difference, partly_shown
 from crocodil.cost import Cost
 from crocodil.metrics.likelihood import demasking_accuracy
 from crocodil.pipeline import Choices, Crocodil, Given, Method, Settings
+from crocodil.pipeline.folder import read_settings
 from crocodil.pipeline.machine import affordable_batch
 from crocodil.presets.models import paper_demasker
 from crocodil.processes.masking import AboveThreshold, Remask
@@ -379,6 +380,19 @@ def test_a_model_that_is_none_is_one_line(folder, tmp_path):
     (tmp_path / "crocodil.json").write_text('{"format": "other"}')
     with pytest.raises(ValueError, match="is not version 1 of this project's model format"):
         Crocodil.from_pretrained(tmp_path)
+
+
+def test_a_folder_that_is_older_than_a_setting_is_read_as_it_was(folder, tmp_path):
+    about = json.loads((folder / "crocodil.json").read_text())
+    file = tmp_path / "crocodil.json"
+    older = {name: value for name, value in about.items() if name not in ("coherence", "rule")}
+    file.write_text(json.dumps(older))
+    assert read_settings(file) == replace(
+        read_settings(folder / "crocodil.json"), coherence=0.0, rule="most confident"
+    )
+    file.write_text(json.dumps(older | {"colour": "green"}))
+    with pytest.raises(ValueError, match="fields of Settings differ: colour"):
+        read_settings(file)
 
 
 # ---------------------------------------------------------------- the command line
