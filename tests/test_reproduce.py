@@ -259,6 +259,13 @@ def test_chosen_is_the_highest_mauve_and_within_its_spread_the_lowest_gen_ppl():
     assert best(swept) is swept[1]
 
 
+def test_what_the_few_samples_of_a_sweep_cannot_tell_apart_is_decided_by_gen_ppl():
+    sure = {"mauve": 0.90, "mauve_spread": 0.01, "gen_ppl": 30.0}
+    near, far = ({"mauve": mauve, "mauve_spread": 0.01, "gen_ppl": 20.0} for mauve in (0.86, 0.84))
+    assert best([sure, near]) is near
+    assert best([sure, far]) is sure
+
+
 def test_every_method_gets_the_same_sweep_on_valid_and_one_run_on_test(out, results):
     swept, measured = read_rows(out / "sweep.jsonl"), results["generation"]
     wanted = {(one.temperature, one.rule) for one in TINY.candidates}

@@ -34,9 +34,7 @@ class PriorSampling:
     largest_offset: float = 0.1  # as in training (decision D4)
     eta: float = 0.0
     self_conditioned: bool = False  # the denoiser sees its guess of the step before (decision D25)
-    coherence: float = (
-        0.0  # how far away from registers that do not see each other (D33); above 0, twice the calls
-    )
+    coherence: float = 0.0  # how far away from registers that do not see each other (D33); takes twice the calls
 
     @property
     def num_calls(self) -> int:

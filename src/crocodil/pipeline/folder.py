@@ -24,7 +24,8 @@ SETTINGS_FILE, TOKENIZER_FILE = "crocodil.json", "tokenizer.json"
 ENCODER_TOKENIZER_FILE = "encoder_tokenizer.json"  # where the encoder has a vocabulary of its own (decision D7)
 BUILTIN = "builtin"  # the model that ships with the package
 
-YOUNGER = ("coherence", "rule")  # than the first folders of this version
+# Settings that are younger than some folders, with what was so without them.
+YOUNGER = {"coherence": 0.0, "rule": MOST_CONFIDENT}
 
 # The networks of a model folder: the first two are always there.
 NETWORKS: dict[str, type[nn.Module]] = {
@@ -127,6 +128,4 @@ def read_settings(file: Path) -> Settings:
     found = (about.pop("format", None), about.pop("format_version", None))
     if found != (FORMAT, FORMAT_VERSION):
         raise ValueError(f"{file} is not version {FORMAT_VERSION} of this project's model format")
-    # Settings that are younger than the folder: what they say by default is how it was without them.
-    younger = {one.name: one.default for one in dataclasses.fields(Settings) if one.name in YOUNGER}
-    return config_from_json(Settings, younger | about, file)
+    return config_from_json(Settings, YOUNGER | about, file)

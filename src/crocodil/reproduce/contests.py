@@ -17,8 +17,8 @@ from crocodil.reproduce.lab import GENERATING, Lab, of_base
 from crocodil.reproduce.rows import Job, Row, select
 from crocodil.reproduce.settings import Candidate
 
-CRITERION = "the highest MAUVE on valid; of those within its spread, or 0.05, the lowest Gen-PPL"
 TIE = 0.05  # of MAUVE: what the few samples of a sweep cannot tell apart
+CRITERION = f"the highest MAUVE on valid; of those within its spread, or {TIE}, the lowest Gen-PPL"
 NUM_SHOWN = 2  # texts of a row, as App. G shows
 SWEEP = "sweep"  # the file of everything that was swept
 CHOSEN = tuple(field.name for field in fields(Candidate))  # columns of a row that say what was chosen
