@@ -137,6 +137,15 @@ def test_a_build_that_is_killed_again_and_again_ends_with_the_same_checksums(own
     assert not list(out.rglob(".unfinished-*"))
 
 
+def test_what_a_build_that_was_killed_left_of_a_file_is_no_part_of_the_corpus(recipe, tmp_path):
+    whole = build(recipe, tmp_path / "whole", num_processes=1)
+    (tmp_path / "killed").mkdir()
+    (tmp_path / "killed" / ".unfinished-description").write_text('{"format": ')
+    found = build(recipe, tmp_path / "killed", num_processes=1)
+    assert found.description["sha256"] == whole.description["sha256"]
+    assert not list((tmp_path / "killed").glob(".unfinished-*"))
+
+
 def test_a_full_disk_leaves_nothing_that_is_taken_for_whole(own_files, tmp_path):
     def little_room():
         resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000))

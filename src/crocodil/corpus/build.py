@@ -50,6 +50,7 @@ def build(recipe: Recipe, out: Path, *, num_processes: int | None = None) -> Cor
     _claim(out, recipe)
     if (out / CORPUS_FILE).exists():
         return Corpus(out)
+    remove_unfinished(out)
     directories = run_harvest(recipe, work, num_processes=num_processes)
     documents = catalogue(directories, work / "signatures.bin")
     selection = select(documents, recipe)
