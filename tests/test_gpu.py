@@ -27,6 +27,7 @@ from crocodil.processes.masking import (
     DecodePlan,
     MostConfident,
     Remask,
+    RemaskByConfidence,
 )
 from crocodil.samplers import PriorSampling, con_then_disc, con_within_disc, draw_registers
 from crocodil.seeding import Streams, generator_for
@@ -83,7 +84,9 @@ def test_con_then_disc_draws_the_same_samples_on_both_devices():
     assert (sample("cpu") == sample("cuda")).float().mean() > 0.99
 
 
-@pytest.mark.parametrize("rule", [MostConfident(), AtRandom(), AboveThreshold(0.1), Remask()])
+@pytest.mark.parametrize(
+    "rule", [MostConfident(), AtRandom(), AboveThreshold(0.1), Remask(), RemaskByConfidence()]
+)
 def test_recorded_calls_give_the_same_samples(rule):
     demasker = tiny.demasker(replace(tiny.DEMASKER, across_text=True)).cuda()
     denoiser = tiny.denoiser(replace(CONDITIONAL, self_conditioned=True)).cuda()

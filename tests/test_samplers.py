@@ -23,6 +23,7 @@ from crocodil.processes.masking import (
     MostConfident,
     NoisyConfidence,
     Remask,
+    RemaskByConfidence,
 )
 from crocodil.processes.registers import block_index, normalise
 from crocodil.samplers import PriorSampling, autoencode, con_then_disc, con_within_disc, draw_registers
@@ -38,7 +39,7 @@ TABLE_2 = {
 ROWS = [(256, block, calls) for block in TABLE_1 for calls in TABLE_1[block]] + [
     (512, block, calls) for block in TABLE_2 for calls in TABLE_2[block]
 ]
-RULES = [MostConfident(), AtRandom(), NoisyConfidence(), AboveThreshold(0.999), Remask()]
+RULES = [MostConfident(), AtRandom(), NoisyConfidence(), AboveThreshold(0.999), Remask(), RemaskByConfidence()]
 
 
 def perfect(tokens):
@@ -122,8 +123,9 @@ def test_each_call_reveals_its_share_and_committed_tokens_never_change():
         assert torch.equal(later[earlier != MASK], earlier[earlier != MASK])
 
 
-def test_remasking_as_printed_lets_committed_tokens_change():
-    how = decoding(length=16, num_calls=8, rule=Remask(), temperature=1.0)
+@pytest.mark.parametrize("rule", [Remask(), RemaskByConfidence()], ids=lambda rule: type(rule).__name__)
+def test_remasking_lets_committed_tokens_change(rule):
+    how = decoding(length=16, num_calls=8, rule=rule, temperature=1.0)
     _, history = watched(Unguided(tiny.llada()), empty_canvas(4, how), how, streams=tiny.streams(4))
     assert any(((later != earlier) & (earlier != MASK)).any() for earlier, later in pairwise(history))
 
@@ -211,6 +213,7 @@ CASES = {
     "noisy confidence": {"rule": NoisyConfidence(), "temperature": 1.0},
     "threshold": {"rule": AboveThreshold(0.1), "num_calls": 16, "temperature": 0.5},
     "remasking": {"rule": Remask(), "block_size": 8, "temperature": 1.0},
+    "remasking by confidence": {"rule": RemaskByConfidence(), "num_calls": 8, "temperature": 0.0, "eos_id": 5},
     "ends": {"eos_id": 5, "temperature": 1.0, "num_calls": 8},
     "ends in blocks": {"eos_id": 5, "temperature": 1.0, "block_size": 8, "num_calls": 8, "eos_last": False},
     "guidance": {"guidance": 2.0, "temperature": 1.0},

@@ -13,6 +13,7 @@ from crocodil.processes.masking import (
     MostConfident,
     NoisyConfidence,
     Remask,
+    RemaskByConfidence,
     RevealStep,
     _invert,
     before_given_text,
@@ -29,7 +30,8 @@ from crocodil.processes.masking import (
     stratified_times,
 )
 
-RULES = [MostConfident(), AtRandom(), NoisyConfidence(), AboveThreshold(0.3), Remask()]
+KEEPING = [MostConfident(), AtRandom(), NoisyConfidence(), AboveThreshold(0.3)]
+RULES = [*KEEPING, Remask(), RemaskByConfidence()]
 
 
 # ---------------------------------------------------------------- training
@@ -300,6 +302,29 @@ def test_remasking_hides_committed_tokens_again_at_the_rate_of_the_time():
     assert Remask()(step(torch.zeros(9, 20), calls_left=1)).all()
 
 
+def test_remasking_by_confidence_hides_a_share_at_random_and_puts_the_surest_proposals_in_its_place():
+    hidden = torch.arange(16).expand(4000, -1) < 8
+    log_prob = -torch.arange(16.0).expand(4000, -1)
+    before = step(log_prob, hidden=hidden, calls_left=8, calls_per_block=16)
+    shown = RemaskByConfidence(noise=0.0)(before)
+    assert (shown[:, 8:].sum(dim=1) == 8 - 3).all()  # 7/16 of the 8 that were shown are hidden again
+    assert torch.allclose(shown[:, 8:].float().mean(dim=0), torch.tensor(5 / 8), atol=0.03)
+    assert (shown[:, :8] == (torch.arange(8) < 3 + 1)).all()  # in their place the surest, and one for the call
+
+
+def test_remasking_by_confidence_shows_as_many_as_the_plan_says_after_every_call():
+    hidden = torch.ones(200, 30, dtype=torch.bool)
+    hidden[:100, 4] = False  # in some samples a threshold ran ahead, say
+    for calls_left in range(7, 0, -1):
+        before = step(
+            -tiny.streams(200, calls_left).uniform(30), hidden=hidden, calls_left=calls_left, calls_per_block=7
+        )
+        shown = RemaskByConfidence()(before)
+        assert torch.equal(shown.sum(dim=1), 30 - hidden.sum(dim=1) + before.quota())
+        hidden = ~shown
+    assert shown.all()
+
+
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: type(rule).__name__)
 def test_every_rule_shows_all_at_the_last_call_and_nothing_outside_the_block(rule):
     is_open = torch.arange(10).expand(5, -1) < 6
@@ -308,7 +333,7 @@ def test_every_rule_shows_all_at_the_last_call_and_nothing_outside_the_block(rul
     assert torch.equal(rule(last), is_open)
 
 
-@pytest.mark.parametrize("rule", RULES[:-1], ids=lambda rule: type(rule).__name__)
+@pytest.mark.parametrize("rule", KEEPING, ids=lambda rule: type(rule).__name__)
 def test_every_rule_but_remasking_keeps_what_was_shown(rule):
     hidden = torch.arange(10).expand(50, -1) % 3 == 0
     shown = rule(step(-tiny.streams(50).uniform(10), hidden=hidden))

@@ -107,7 +107,8 @@ def evaluate(
     ] = None,
     temperature: Annotated[float, typer.Option(help="0 takes the most probable tokens.")] = 1.0,
     rule: Annotated[
-        str, typer.Option(help="most confident, noisy confidence, at random or remask.")
+        str,
+        typer.Option(help="most confident, noisy confidence, at random, remask or remask by confidence."),
     ] = "most confident",
     count: Annotated[int, typer.Option(help="How many texts.")] = 256,
     length: Annotated[int, typer.Option(help="With --samples: of real programs, in tokens.")] = 256,

@@ -41,7 +41,8 @@ def generate(
         float | None, typer.Option(min=0, help="How much registers must fit together: fluency against variety.")
     ] = None,
     rule: Annotated[
-        str | None, typer.Option(help="most confident, noisy confidence, at random or remask.")
+        str | None,
+        typer.Option(help="most confident, noisy confidence, at random, remask or remask by confidence."),
     ] = None,
     threshold: Annotated[
         float | None, typer.Option(help="Reveal all tokens more probable than this: fewer calls where it is easy.")

@@ -104,7 +104,9 @@ def assemble(
     registers: Annotated[
         int | None, typer.Option(min=1, help="How many of those drawn guide; all by default.")
     ] = None,
-    rule: Annotated[str | None, typer.Option(help="Which tokens a guided call keeps: remask, say.")] = None,
+    rule: Annotated[
+        str | None, typer.Option(help="Which tokens a guided call keeps: remask by confidence, say.")
+    ] = None,
     temperature: Annotated[float | None, typer.Option(min=0, help="Of generated tokens.")] = None,
     top_p: Annotated[float | None, typer.Option(min=0, max=1, help="Of generated tokens.")] = None,
 ) -> None:

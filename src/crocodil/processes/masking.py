@@ -303,7 +303,7 @@ class RevealStep(NamedTuple):
 
 
 # Decides, of the open positions, which show their token after a call (decision D8). A token once shown
-# stays, except under `Remask`. After a block's last call every position shows.
+# stays, except where a rule's name says "remask". After a block's last call every position shows.
 RevealRule: TypeAlias = Callable[[RevealStep], Positions]
 
 
@@ -334,8 +334,7 @@ class NoisyConfidence:
     noise: float = 1.0
 
     def __call__(self, step: RevealStep) -> Positions:
-        gumbel = _gumbel(step.streams.at("order"), step.hidden.shape[1])
-        return _shown(step) | highest(step.log_prob + self.noise * gumbel, among=step.hidden, count=step.quota())
+        return _shown(step) | highest(_noisy(step, self.noise), among=step.hidden, count=step.quota())
 
 
 @dataclass(frozen=True)
@@ -365,12 +364,33 @@ class Remask:
         return step.open & (step.streams.at("order").uniform(step.open.shape[1]) >= time)
 
 
+@dataclass(frozen=True)
+class RemaskByConfidence:
+    """Hide a share t of what is shown, at random; the most confident proposals take its place (decision D34).
+
+    As many show after a call as under `NoisyConfidence`, whose noise this is. Wang et al., 2025,
+    "Remasking discrete diffusion models" (arXiv:2503.00307), also hide again while they reveal.
+    """
+
+    noise: float = 1.0
+
+    def __call__(self, step: RevealStep) -> Positions:
+        shown, quota = _shown(step), step.quota()
+        num_shown = shown.sum(dim=1)
+        share = num_shown * (step.calls_left - 1) // step.calls_per_block
+        again = torch.minimum(share, step.hidden.sum(dim=1) - quota)  # each has a proposal to take its place
+        order = step.streams.at("stay").uniform(shown.shape[1])
+        staying = highest(order, among=shown, count=num_shown - again)
+        return staying | highest(_noisy(step, self.noise), among=step.hidden, count=quota + again)
+
+
 MOST_CONFIDENT = "most confident"
 RULES: dict[str, RevealRule] = {
     MOST_CONFIDENT: MostConfident(),
     "noisy confidence": NoisyConfidence(),
     "at random": AtRandom(),
     "remask": Remask(),
+    "remask by confidence": RemaskByConfidence(),
 }
 
 
@@ -384,6 +404,10 @@ def highest(score: Float[Tensor, "B N"], *, among: Positions, count: Int[Tensor,
 
 def _shown(step: RevealStep) -> Positions:
     return step.open & ~step.hidden
+
+
+def _noisy(step: RevealStep, noise: float) -> Float[Tensor, "B N"]:
+    return step.log_prob + noise * _gumbel(step.streams.at("order"), step.hidden.shape[1])
 
 
 # ---------------------------------------------------------------- the end of a text

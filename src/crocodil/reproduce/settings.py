@@ -28,7 +28,7 @@ class Setting:
     num_drawn: int = 5000  # registers for PRDC, App. E
     num_samples: int = 1000  # a point of generation: not stated
     num_swept: int = 256  # a candidate of the sweep: ours; of 128, MAUVE tells too few apart
-    candidates: tuple[Candidate, ...] = candidates((0.0, 0.5, 1.0), tuple(RULES))
+    candidates: tuple[Candidate, ...] = candidates((0.0, 0.5, 0.75, 1.0), tuple(RULES))
     fewest_calls: int = 8  # of generation; doubled up to one call a token
     call_factor: int = 2
     most_guided_calls: int | None = 64  # for guided methods; None: up to one a token, as for the base
@@ -76,7 +76,7 @@ class Setting:
 FULL = Setting(name="full")
 QUICK = Setting(
     name="quick", num_programs=256, num_pairs=256, num_drawn=1024, num_samples=256, num_swept=128,
-    candidates=candidates((0.0, 0.5, 1.0), ("most confident", "remask")), num_copied=128,
+    candidates=candidates((0.0, 0.5, 1.0), ("noisy confidence", "remask by confidence")), num_copied=128,
     mauve_seeds=(0, 1, 2), ablation_calls=(32,), swept_calls=(8, 64),
 )  # fmt: skip
 TINY = Setting(
