@@ -1,8 +1,9 @@
 """Fair contests between samplers, the rules of which are code.
 
 Every contestant is swept over the same candidates on the validation split, at the same few numbers of calls; what
-was best at the nearest of them runs once on the test split, with other seeds. What differs from a contestant in
-one thing alone, in its registers say, takes its choices. Quality never stands without diversity and cost.
+was best at the nearest of them runs once on the test split, with other seeds. For many calls the best of the sweep
+meet in a final, since what is best with some calls may be bad with more. What differs from a contestant in one
+thing alone, in its registers say, takes its choices. Quality never stands without diversity and cost.
 """
 
 import math
@@ -53,7 +54,7 @@ def quietly(*_: object) -> None:
 def contest(lab: Lab, name: str, entries: Sequence[tuple[Contestant, int]]) -> list[Row]:
     """Choose on valid, measure once on test: each contestant at each of its numbers of calls."""
     sources = [(one.like or one, lab.setting.swept_for(calls, lab.length)) for one, calls in entries]
-    swept = lab.store.compute(SWEEP, _sweep(lab, sources))
+    swept = sweep(lab, sources)
     jobs = []
     for (contestant, calls), (source, at) in zip(entries, sources, strict=True):
         found = best(select(swept, **source.key, calls=at))
@@ -70,9 +71,27 @@ def contest(lab: Lab, name: str, entries: Sequence[tuple[Contestant, int]]) -> l
     return lab.store.compute(name, jobs)
 
 
-def _sweep(lab: Lab, sources: Sequence[tuple[Contestant, int]]) -> list[Job]:
-    """All candidates of every source, each once."""
-    distinct = {(str(source.key), at): source for source, at in sources}
+def sweep(lab: Lab, sources: Sequence[tuple[Contestant, int]]) -> list[Row]:
+    """All candidates of every source at its number of calls; in a final, the best of the last sweep."""
+    setting = lab.setting
+    at_last = [(source, min(at, setting.swept_calls[-1])) for source, at in sources]
+    swept = lab.store.compute(SWEEP, _jobs(lab, [(*entry, setting.candidates) for entry in at_last]))
+    finals = [
+        (source, at, finalists(select(swept, **source.key, calls=last), setting.num_finalists))
+        for (source, at), (_, last) in zip(sources, at_last, strict=True)
+        if at > last
+    ]
+    return [*swept, *lab.store.compute(SWEEP, _jobs(lab, finals))]
+
+
+def finalists(swept: Sequence[Row], count: int) -> tuple[Candidate, ...]:
+    ranked = sorted(swept, key=lambda row: row["mauve"], reverse=True)[:count]
+    return tuple(Candidate(row["temperature"], row["rule"]) for row in ranked)
+
+
+def _jobs(lab: Lab, entries: Sequence[tuple[Contestant, int, tuple[Candidate, ...]]]) -> list[Job]:
+    """Each source once at each number of calls."""
+    distinct = {(str(source.key), at): (source, candidates) for source, at, candidates in entries}
     return [
         Job(
             {**source.key, "calls": at, **asdict(one)},
@@ -80,8 +99,8 @@ def _sweep(lab: Lab, sources: Sequence[tuple[Contestant, int]]) -> list[Job]:
             work=at,
             uses=source.uses,
         )
-        for (_, at), source in distinct.items()
-        for one in lab.setting.candidates
+        for (_, at), (source, candidates) in distinct.items()
+        for one in candidates
     ]
 
 

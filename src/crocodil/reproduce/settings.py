@@ -33,6 +33,8 @@ class Setting:
     call_factor: int = 2
     most_guided_calls: int | None = 64  # for guided methods; None: up to one a token, as for the base
     swept_calls: tuple[int, ...] = (16, 64)  # where all are swept: the nearest decides for other numbers, ours
+    final_calls: int = 128  # where the best at the most of these meet again, for still more calls: ours
+    num_finalists: int = 3
     ablation_calls: tuple[int, ...] = (16, 64)  # App. G shows curves; which calls, not stated
     mask_probs: tuple[float, ...] = tuple(tenth / 10 for tenth in range(1, 11))
     noise_stds: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0)
@@ -66,7 +68,7 @@ class Setting:
 
     def swept_for(self, calls: int, length: int) -> int:
         """At which number of calls is chosen for this one: the nearest by ratio, of two as near the smaller."""
-        possible = [swept for swept in self.swept_calls if swept <= length] or [calls]
+        possible = [swept for swept in (*self.swept_calls, self.final_calls) if swept <= length] or [calls]
         return min(possible, key=lambda swept: (max(swept / calls, calls / swept), swept))
 
     def calls_of_ablations(self, length: int) -> list[int]:
@@ -82,9 +84,9 @@ QUICK = Setting(
 TINY = Setting(
     name="tiny", num_programs=8, num_copied=8, num_pairs=6, num_drawn=8, num_samples=6, num_swept=4,
     candidates=candidates((0.5, 1.0), ("most confident",)), fewest_calls=4, call_factor=16, most_guided_calls=4,
-    swept_calls=(4, 32), ablation_calls=(4,), mask_probs=(0.5, 1.0), noise_stds=(0.0, 1.0),
-    diffusion_times=(0.2, 0.8), prior_steps=4, refresh_steps=2, mauve_seeds=(0, 1), mauve_buckets=2, nearest=2,
-    num_clocked=2, num_timed=1, table_rows=1, two_sentences_steps=(20, 30, 20),
+    swept_calls=(4, 32), final_calls=64, num_finalists=1, ablation_calls=(4,), mask_probs=(0.5, 1.0),
+    noise_stds=(0.0, 1.0), diffusion_times=(0.2, 0.8), prior_steps=4, refresh_steps=2, mauve_seeds=(0, 1),
+    mauve_buckets=2, nearest=2, num_clocked=2, num_timed=1, table_rows=1, two_sentences_steps=(20, 30, 20),
 )  # fmt: skip
 SETTINGS = {setting.name: setting for setting in (FULL, QUICK, TINY)}
 
