@@ -230,11 +230,12 @@ def show(rows: Sequence[Row], references: Sequence[Row]) -> Section:
         ),
         Text(
             f"""**Fairness.** Every method is swept over the same temperatures and reveal rules on the validation
-            split, at the same few numbers of calls; the nearest of them decides for the others. Chosen is
-            {CRITERION}. That alone runs on the test split, once, with other seeds. {ENCODED.capitalize()} take
-            the choices of ConThenDisc. Costs include prior and encoder: NFE is the paper's unit (demasker calls,
-            others by their share of parameters), NFE by FLOPs also counts positions, and seconds are of this
-            machine. **Speed-up** means NFE by FLOPs unless it says otherwise."""
+            split, at the same few numbers of calls; the nearest of them decides for the others, and for many calls
+            a final among the best. Chosen is {CRITERION}. That alone runs on the test split, once, with other
+            seeds. {ENCODED.capitalize()} take the choices of ConThenDisc. Costs include prior and encoder: NFE is
+            the paper's unit (demasker calls, others by their share of parameters), NFE by FLOPs also counts
+            positions, and seconds are of this machine. **Speed-up** means NFE by FLOPs unless it says
+            otherwise."""
         ),
         Text(
             """A **speed-up** is granted where a method, at its cheapest, has a MAUVE and a Gen-PPL no worse
