@@ -104,7 +104,7 @@ def rows_by_call(planned: TokenIds, decoding: Decoding) -> list[int]:
     for hidden in most_hidden:
         for calls_left in range(plan.calls_per_block, 0, -1):
             found.append(min(-(-hidden // unit) * unit, plan.block_size))
-            if not isinstance(decoding.rule, Remask):  # the others show their quota more at least
+            if not isinstance(decoding.rule, Remask):  # after a call of any other, a quota more are shown
                 hidden -= -(-hidden // calls_left)
     return found
 
