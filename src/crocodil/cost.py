@@ -5,9 +5,14 @@ from typing import NamedTuple, TypeAlias
 
 import torch
 from jaxtyping import Bool, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from crocodil.shapes import TokenIds
+
+
+def num_parameters(network: nn.Module | None) -> int:
+    """What a call of a network counts by; 0 for one that is not there."""
+    return 0 if network is None else sum(parameter.numel() for parameter in network.parameters())
 
 
 class Size(NamedTuple):

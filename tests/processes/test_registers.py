@@ -1,4 +1,5 @@
 import math
+from itertools import accumulate
 
 import pytest
 import tiny
@@ -7,7 +8,6 @@ import torch
 from crocodil.processes.registers import (
     block_ends,
     block_index,
-    block_sizes,
     interpolate,
     noise_std_for_cosine,
     normalise,
@@ -49,8 +49,7 @@ def test_an_impossible_cosine_is_refused(cosine):
     [(1, [1]), (2, [1, 1]), (8, [1, 1, 2, 4]), (128, [1, 1, 2, 4, 8, 16, 32, 64]), (6, [1, 1, 2, 2])],
 )
 def test_blocks_grow_geometrically_and_fill_the_bank(num_registers, sizes):
-    assert block_sizes(num_registers) == sizes
-    assert sum(sizes) == num_registers
+    assert block_ends(num_registers) == list(accumulate(sizes))
     assert block_index(num_registers).tolist() == [b for b, size in enumerate(sizes) for _ in range(size)]
 
 

@@ -6,11 +6,10 @@ Pure functions of networks and counts; what was sampled, and how, is not known h
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
-from crocodil.cost import Cost, Size
+from crocodil.cost import Cost, Size, num_parameters
 from crocodil.models.demasker import Demasker
 from crocodil.models.register_denoiser import RegisterDenoiser
 from crocodil.models.register_encoder import RegisterEncoder
-from crocodil.pipeline.machine import num_parameters
 
 
 def largest(priors: Iterable[RegisterDenoiser | None]) -> RegisterDenoiser | None:

@@ -32,10 +32,6 @@ def engine_for(device: torch.device, *, compiled: bool) -> Engine:
     return Engine(Recorder(), torch.compile(reveal, dynamic=True) if compiled else reveal)
 
 
-def num_parameters(network: nn.Module | None) -> int:
-    return 0 if network is None else sum(parameter.numel() for parameter in network.parameters())
-
-
 def affordable_batch(config: DemaskerConfig, length: int, device: torch.device) -> int:
     """How many samples of this length fit into half of the memory that is free.
 

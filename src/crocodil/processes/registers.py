@@ -4,7 +4,6 @@ Pure tensor mathematics. Knows neither the encoder that fills a bank nor the dem
 """
 
 import math
-from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -37,17 +36,12 @@ def perturb(registers: RegisterBank, *, std: float, streams: Streams) -> Registe
     return registers + std * noise
 
 
-def block_sizes(num_registers: int) -> list[int]:
-    """Blocks that grow geometrically: 1, 1, 2, 4, 8 ... (App. E, decision D3).
-
-    The ends of the blocks are then the powers of two; the last block is cut where K is none.
-    """
-    ends = block_ends(num_registers)
-    return [end - start for start, end in pairwise([0, *ends])]
-
-
 def block_ends(num_registers: int) -> list[int]:
-    """How many registers the first 1, 2, 3 ... blocks hold: 1, 2, 4, 8, ..., K."""
+    """How many registers the first 1, 2, 3 ... blocks hold: 1, 2, 4, 8, ..., K (App. E, decision D3).
+
+    Blocks grow geometrically, 1, 1, 2, 4, 8 ..., so that they end at the powers of two; the last is cut where K is
+    none.
+    """
     powers = [1 << i for i in range(num_registers.bit_length()) if 1 << i < num_registers]
     return [*powers, num_registers]
 

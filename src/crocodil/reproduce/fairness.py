@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from statistics import fmean
 
+from crocodil.cost import num_parameters
 from crocodil.pipeline import Crocodil
-from crocodil.pipeline.machine import num_parameters
 from crocodil.reproduce.lab import Lab
 from crocodil.reproduce.rows import Job, Row
 

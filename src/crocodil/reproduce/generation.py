@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
+from crocodil.cost import num_parameters
 from crocodil.figures import Curve, Panel
 from crocodil.metrics import Measured, QualityPoint, SpeedUp, speedup_at_matched_quality
 from crocodil.pipeline import Choices, Crocodil, Generation, Method
 from crocodil.pipeline.folder import NETWORKS
-from crocodil.pipeline.machine import num_parameters
 from crocodil.reproduce import equal_cost, published
 from crocodil.reproduce.contests import (
     CHOSEN,

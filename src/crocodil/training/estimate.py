@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import nn
 
+from crocodil.cost import num_parameters
 from crocodil.models.demasker import Demasker
 from crocodil.models.llada import Block, LLaDA, LLaDAConfig
 from crocodil.models.register_denoiser import RegisterDenoiser
@@ -101,7 +101,3 @@ def num_adapter_parameters(config: LLaDAConfig, lora: LoRA) -> int:
     """Of the low-rank pairs: rank x (inputs + outputs) for each adapted projection."""
     block = Block(config)
     return config.num_layers * lora.rank * sum(sum(getattr(block, name).weight.shape) for name in lora.targets)
-
-
-def num_parameters(module: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in module.parameters())
