@@ -57,8 +57,7 @@ def contest(lab: Lab, name: str, entries: Sequence[tuple[Contestant, int]]) -> l
     swept = sweep(lab, sources)
     jobs = []
     for (contestant, calls), (source, at) in zip(entries, sources, strict=True):
-        found = best(select(swept, **source.key, calls=at))
-        one = Candidate(found["temperature"], found["rule"])
+        one = candidate_of(best(select(swept, **source.key, calls=at)))
         jobs.append(
             Job(
                 {**contestant.key, "calls": calls},
@@ -85,8 +84,12 @@ def sweep(lab: Lab, sources: Sequence[tuple[Contestant, int]]) -> list[Row]:
 
 
 def finalists(swept: Sequence[Row], count: int) -> tuple[Candidate, ...]:
-    ranked = sorted(swept, key=lambda row: row["mauve"], reverse=True)[:count]
-    return tuple(Candidate(row["temperature"], row["rule"]) for row in ranked)
+    ranked = sorted(swept, key=lambda row: row["mauve"], reverse=True)
+    return tuple(candidate_of(row) for row in ranked[:count])
+
+
+def candidate_of(row: Row) -> Candidate:
+    return Candidate(**{name: row[name] for name in CHOSEN})
 
 
 def _jobs(lab: Lab, entries: Sequence[tuple[Contestant, int, tuple[Candidate, ...]]]) -> list[Job]:

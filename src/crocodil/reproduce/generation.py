@@ -20,6 +20,7 @@ from crocodil.reproduce.contests import (
     CHOSEN,
     CRITERION,
     Contestant,
+    candidate_of,
     choices_for,
     contest,
     defaults,
@@ -31,7 +32,6 @@ from crocodil.reproduce.contests import (
 from crocodil.reproduce.document import Block, Listing, Picture, Section, Table, Text, number, spread_around
 from crocodil.reproduce.lab import COPYING, DRAWING, Lab
 from crocodil.reproduce.rows import Job, Row, distinct, select
-from crocodil.reproduce.settings import Candidate
 
 NAMES = {Method.BASE: "base", Method.CON_THEN_DISC: "ConThenDisc", Method.CON_WITHIN_DISC: "ConWithinDisc"}
 ENCODED = "encoded registers"  # decoded instead of drawn ones: what a perfect prior would reach
@@ -109,7 +109,7 @@ def compute_seconds(lab: Lab) -> list[Row]:
 
 def _clocked(lab: Lab, point: Row) -> Row:
     count = lab.setting.num_clocked
-    choices = choices_for(lab.pipe, point["method"], Candidate(**{name: point[name] for name in CHOSEN}))
+    choices = choices_for(lab.pipe, point["method"], candidate_of(point))
     generate = partial(
         method_of(lab.pipe, Method(point["method"])), count, calls=point["calls"], seed=lab.seed, choices=choices
     )
