@@ -23,7 +23,8 @@ from crocodil.models.register_denoiser import RegisterDenoiser, RegisterDenoiser
 from crocodil.models.register_encoder import RegisterEncoder, RegisterEncoderConfig
 from crocodil.pipeline.machine import compile_blocks
 from crocodil.presets.models import paper_conditional_prior, paper_demasker, paper_encoder, paper_prior
-from crocodil.processes.masking import AtRandom, DecodePlan
+from crocodil.processes.masking import AtRandom
+from crocodil.processes.plan import DecodePlan
 from crocodil.samplers import PriorSampling, con_within_disc, draw_registers
 from crocodil.seeding import Streams, generator_for
 

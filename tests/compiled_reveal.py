@@ -11,7 +11,8 @@ import torch
 from crocodil.decoding import PLAIN, Decoding, Engine, as_it_is, decode, empty_canvas, reveal
 from crocodil.demasking import Guided
 from crocodil.graphs import Recorder
-from crocodil.processes.masking import AtRandom, DecodePlan, MostConfident
+from crocodil.processes.masking import AtRandom, MostConfident
+from crocodil.processes.plan import DecodePlan
 from crocodil.seeding import Streams
 
 

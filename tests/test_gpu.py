@@ -21,14 +21,8 @@ from crocodil.judges import LanguageModel
 from crocodil.models.register_encoder import RegisterEncoder
 from crocodil.objectives import PriorObjective
 from crocodil.presets import training as presets
-from crocodil.processes.masking import (
-    AboveThreshold,
-    AtRandom,
-    DecodePlan,
-    MostConfident,
-    Remask,
-    RemaskByConfidence,
-)
+from crocodil.processes.masking import AboveThreshold, AtRandom, MostConfident, Remask, RemaskByConfidence
+from crocodil.processes.plan import DecodePlan
 from crocodil.samplers import PriorSampling, con_then_disc, con_within_disc, draw_registers
 from crocodil.seeding import Streams, generator_for
 from crocodil.training.loop import prepare, recorder_for, start, take_step

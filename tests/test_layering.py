@@ -132,8 +132,16 @@ def test_no_module_hides_behind_a_name_that_says_nothing():
     assert not names & {"utils", "util", "common", "helpers", "misc", "base", "core"}
 
 
-@pytest.mark.parametrize("module", ["crocodil", "crocodil.tokenization", "crocodil.corpus.build"])
-def test_neither_the_package_nor_its_corpus_loads_torch_or_transformers(module):
+@pytest.mark.parametrize(
+    "module",
+    [
+        "crocodil",
+        "crocodil.tokenization",
+        "crocodil.corpus.build",
+        "crocodil.processes.plan",
+    ],
+)
+def test_neither_the_package_nor_its_corpus_nor_a_plan_loads_torch_or_transformers(module):
     check = f"import sys, {module}; print(sorted({{'torch', 'transformers'}} & set(sys.modules)))"
     found = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"

@@ -10,7 +10,7 @@ from tiny import MASK
 from crocodil.decoding import Decoding, empty_canvas
 from crocodil.demasking import Guided
 from crocodil.objectives import DemaskerObjective, PriorObjective, base_loss, guided_loss, prior_loss
-from crocodil.processes.masking import DecodePlan
+from crocodil.processes.plan import DecodePlan
 from crocodil.samplers import PriorSampling, autoencode, con_then_disc, draw_registers
 
 LENGTH, NUM_REGISTERS, REGISTER_WIDTH = 16, 4, 32

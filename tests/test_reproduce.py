@@ -17,7 +17,7 @@ from crocodil.figures import Curve, Panel
 from crocodil.metrics import Run
 from crocodil.models.llada import LLaDA
 from crocodil.pipeline import Crocodil, Settings
-from crocodil.processes.masking import DecodePlan
+from crocodil.processes.plan import DecodePlan
 from crocodil.reproduce import autoencoder, equal_cost, published, two_sentences
 from crocodil.reproduce.contests import best, finalists
 from crocodil.reproduce.demasker import register_counts

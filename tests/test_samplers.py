@@ -19,12 +19,12 @@ from crocodil.processes.gaussian import block_offsets, ddim_step, ddim_times, wa
 from crocodil.processes.masking import (
     AboveThreshold,
     AtRandom,
-    DecodePlan,
     MostConfident,
     NoisyConfidence,
     Remask,
     RemaskByConfidence,
 )
+from crocodil.processes.plan import DecodePlan
 from crocodil.processes.registers import block_index, normalise
 from crocodil.samplers import PriorSampling, autoencode, con_then_disc, con_within_disc, draw_registers
 

@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from crocodil.models.register_denoiser import RegisterDenoiser
     from crocodil.models.register_encoder import RegisterEncoder
     from crocodil.pipeline import Crocodil
-    from crocodil.processes.masking import DecodePlan
+    from crocodil.processes.plan import DecodePlan
     from crocodil.seeding import Streams
 
 _HOMES = {
     "Cost": "cost",
     "Crocodil": "pipeline",
-    "DecodePlan": "processes.masking",
+    "DecodePlan": "processes.plan",
     "Decoding": "decoding",
     "Demasker": "models.demasker",
     "LLaDA": "models.llada",

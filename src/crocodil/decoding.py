@@ -21,7 +21,6 @@ from crocodil.cost import NO_COST, Cost, Ledger
 from crocodil.demasking import Demask, strengthened
 from crocodil.processes.masking import (
     AboveThreshold,
-    DecodePlan,
     MostConfident,
     Remask,
     RevealRule,
@@ -31,6 +30,7 @@ from crocodil.processes.masking import (
     hold_back_ends,
     propose_tokens,
 )
+from crocodil.processes.plan import DecodePlan
 from crocodil.seeding import Streams
 from crocodil.shapes import Places, Positions, RegisterBank, RowLogits, TokenIds
 

@@ -9,7 +9,6 @@ from crocodil.processes.masking import (
     STRETCH,
     AboveThreshold,
     AtRandom,
-    DecodePlan,
     MostConfident,
     NoisyConfidence,
     Remask,
@@ -116,47 +115,6 @@ def test_the_loss_counts_hidden_positions_only_and_divides_by_all():
     assert torch.allclose(demasking_loss(logits, tokens, hidden, torch.tensor([0.5, 0.25])), expected)
 
 
-# ---------------------------------------------------------------- the plan
-
-
-def test_a_plan_opens_blocks_left_to_right_and_spends_all_its_calls():
-    plan = DecodePlan(length=256, block_size=32, num_calls=32)  # the paper's example: 8 tokens a call
-    calls = list(plan.calls())
-    assert [call.index for call in calls] == list(range(32))
-    assert [call.calls_left for call in calls[:5]] == [4, 3, 2, 1, 4]
-    assert [(call.block_start, call.block_end) for call in calls[::4]] == [(i, i + 32) for i in range(0, 256, 32)]
-
-
-@pytest.mark.parametrize(
-    ("length", "block_size", "num_calls", "message"),
-    [
-        (256, 48, 16, "block_size 48 does not divide length 256"),
-        (256, 32, 12, "12 calls do not split over 8 blocks: take a multiple of 8"),
-        (256, 32, 512, "take at most 256"),
-        (256, 256, 0, "num_calls must be at least 1"),
-        (0, 32, 8, "length must be at least 1"),
-    ],
-)
-def test_an_impossible_plan_cannot_be_built(length, block_size, num_calls, message):
-    with pytest.raises(ValueError, match=message):
-        DecodePlan(length=length, block_size=block_size, num_calls=num_calls)
-
-
-@pytest.mark.parametrize(
-    ("hidden", "calls", "expected"),
-    [(10, 4, [3, 3, 2, 2]), (512, 40, [13] * 32 + [12] * 8), (3, 5, [1, 1, 1, 0, 0])],
-)
-def test_the_split_over_calls_is_lladas(hidden, calls, expected):
-    left, split = hidden, []
-    for calls_left in range(calls, 0, -1):
-        masked = torch.arange(hidden)[None] < left
-        step = RevealStep(torch.zeros(1, hidden), masked, masked, calls_left, calls, tiny.streams(1))
-        split.append(int(step.quota()))
-        left -= split[-1]
-    assert split == expected
-    assert left == 0
-
-
 # ---------------------------------------------------------------- proposals
 
 
@@ -254,6 +212,21 @@ def test_drawing_needs_streams_and_a_temperature_above_zero():
 
 
 # ---------------------------------------------------------------- reveal rules
+
+
+@pytest.mark.parametrize(
+    ("hidden", "calls", "expected"),
+    [(10, 4, [3, 3, 2, 2]), (512, 40, [13] * 32 + [12] * 8), (3, 5, [1, 1, 1, 0, 0])],
+)
+def test_the_split_over_calls_is_lladas(hidden, calls, expected):
+    left, split = hidden, []
+    for calls_left in range(calls, 0, -1):
+        masked = torch.arange(hidden)[None] < left
+        step = RevealStep(torch.zeros(1, hidden), masked, masked, calls_left, calls, tiny.streams(1))
+        split.append(int(step.quota()))
+        left -= split[-1]
+    assert split == expected
+    assert left == 0
 
 
 def step(log_prob, *, hidden=None, calls_left=2, calls_per_block=4, name="rule"):

@@ -5,7 +5,8 @@ from enum import StrEnum
 
 from crocodil.cost import Cost
 from crocodil.decoding import Decoding
-from crocodil.processes.masking import DecodePlan, MostConfident, RevealRule
+from crocodil.processes.masking import MostConfident, RevealRule
+from crocodil.processes.plan import DecodePlan
 from crocodil.shapes import RegisterBank, TokenIds
 from crocodil.tokenization import SpecialIds
 

@@ -4,7 +4,7 @@ Pure tensor mathematics. Knows neither networks nor registers: a demasker enters
 Throughout, `mask_prob` is the paper's 1 - alpha_t: 0 is clean, 1 is all hidden.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import repeat
 from typing import NamedTuple, TypeAlias
@@ -110,74 +110,6 @@ def demasking_loss(
     losses = F.cross_entropy(row_logits.float(), tokens[hidden], reduction="none")
     weights = (1 / mask_prob)[:, None].expand_as(tokens)[hidden]
     return (weights * losses).sum() / tokens.numel()
-
-
-# ---------------------------------------------------------------- the plan of a decoding
-
-
-@dataclass(frozen=True)
-class Call:
-    """One call of the demasker: which block of the plan is open, and how many calls it still has."""
-
-    index: int
-    block_start: int
-    block_end: int
-    calls_left: int  # in this block, this call included
-
-
-@dataclass(frozen=True, kw_only=True)
-class DecodePlan:
-    """How a masked sequence is revealed: in blocks, left to right, a few tokens a call."""
-
-    length: int
-    block_size: int
-    num_calls: int  # T: demasker calls for the whole sequence
-
-    def __post_init__(self) -> None:
-        for name in ("length", "block_size", "num_calls"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
-        if self.length % self.block_size:
-            raise ValueError(
-                f"block_size {self.block_size} does not divide length {self.length}: take "
-                + " or ".join(str(size) for size in _divisors_around(self.block_size, self.length))
-            )
-        if self.num_calls % self.num_blocks:
-            raise ValueError(
-                f"{self.num_calls} calls do not split over {self.num_blocks} blocks: "
-                f"take a multiple of {self.num_blocks}"
-            )
-        if self.calls_per_block > self.block_size:
-            raise ValueError(
-                f"{self.num_calls} calls for {self.length} tokens: more than one call a token is waste, "
-                f"take at most {self.length}"
-            )
-
-    @classmethod
-    def one_block(cls, length: int, num_calls: int) -> "DecodePlan":
-        """The whole sequence as a single block, as in all generation experiments of the paper."""
-        return cls(length=length, block_size=length, num_calls=num_calls)
-
-    @property
-    def num_blocks(self) -> int:
-        return self.length // self.block_size
-
-    @property
-    def calls_per_block(self) -> int:
-        return self.num_calls // self.num_blocks
-
-    def calls(self) -> Iterator[Call]:
-        for index in range(self.num_calls):
-            block, done = divmod(index, self.calls_per_block)
-            start = block * self.block_size
-            yield Call(index, start, start + self.block_size, self.calls_per_block - done)
-
-
-def _divisors_around(number: int, whole: int) -> list[int]:
-    """The largest divisor of `whole` below a number, and the smallest one above it."""
-    divisors = [size for size in range(1, whole + 1) if whole % size == 0]
-    below, above = [size for size in divisors if size < number], [size for size in divisors if size > number]
-    return below[-1:] + above[:1]
 
 
 # ---------------------------------------------------------------- proposing tokens

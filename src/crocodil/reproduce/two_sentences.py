@@ -19,7 +19,7 @@ from crocodil.models.llada import LLaDA, LLaDAConfig
 from crocodil.models.register_denoiser import RegisterDenoiser, RegisterDenoiserConfig
 from crocodil.models.register_encoder import RegisterEncoder, RegisterEncoderConfig
 from crocodil.objectives import DemaskerObjective, PriorObjective, base_loss, guided_loss, prior_loss
-from crocodil.processes.masking import DecodePlan
+from crocodil.processes.plan import DecodePlan
 from crocodil.reproduce import published
 from crocodil.reproduce.document import Section, Table, Text, number
 from crocodil.reproduce.rows import Job, Row, Store
