@@ -13,7 +13,7 @@ SOURCE = Path(crocodil.__file__).parent
 
 # Who may import whom: each module or package stands on the layers below it.
 LAYERS = [
-    {"shapes", "seeding", "graphs", "quantisation"},
+    {"config", "shapes", "seeding", "graphs", "quantisation"},
     {"cost"},
     {"processes"},
     {"models"},
@@ -41,6 +41,7 @@ DOORS = {
     "typer": {"cli"},
     "rich": {"cli", "progress"},
     "peft": {"training.lora"},
+    "pydantic": {"config"},
 }
 
 

@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from crocodil.atomic import whole_directory
+from crocodil.config import read_as
 from crocodil.models.demasker import Demasker, DemaskerConfig
 from crocodil.models.llada import LLaDA, LLaDAConfig
 from crocodil.models.register_denoiser import RegisterDenoiser, RegisterDenoiserConfig
@@ -274,17 +275,18 @@ def config_from_json(config_class: type, values: Any, source: Path) -> Any:
     """The frozen config with exactly these values; a field more or less is an error."""
     if not isinstance(values, dict):
         raise ValueError(f"{source}: expected the fields of {config_class.__name__}, found {values!r}")
+    _check_fields(config_class, values, source)
+    return read_as(config_class, values, source)
+
+
+def _check_fields(config_class: type, values: dict[str, Any], source: Path) -> None:
+    """A default may have changed since the file was written, so that none stands in for a field."""
     types = typing.get_type_hints(config_class)
     if differ := set(types) ^ set(values):
         raise ValueError(f"{source}: fields of {config_class.__name__} differ: {', '.join(sorted(differ))}")
-    fields = {
-        name: config_from_json(types[name], value, source) if dataclasses.is_dataclass(types[name]) else value
-        for name, value in values.items()
-    }
-    # A frozen config has tuples, JSON has lists.
-    return config_class(
-        **{name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
-    )
+    for name, value in values.items():
+        if dataclasses.is_dataclass(types[name]) and isinstance(value, dict):
+            _check_fields(types[name], value, source)  # type: ignore[arg-type]
 
 
 # ---------------------------------------------------------------- exact loading

@@ -5,7 +5,6 @@ Knows no optimiser, no file, and none of what happens between steps.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TypeAlias
 
 import torch
@@ -13,6 +12,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from crocodil.config import Amount, Cosine, Share, config
 from crocodil.models.demasker import Demasker
 from crocodil.models.llada import LLaDA
 from crocodil.models.register_denoiser import RegisterDenoiser
@@ -39,29 +39,29 @@ Encode: TypeAlias = Callable[[TokenIds, Positions | None], RegisterBank]  # toke
 Loss: TypeAlias = Float[Tensor, ""]
 
 
-@dataclass(frozen=True, kw_only=True)
+@config
 class DemaskerObjective:
     """The choices inside Algorithm 1; the paper's ablations are other values of these fields."""
 
-    register_cosine: float = 0.8  # Alg. 1, line 5; 1 trains without register noise (Fig. 7)
-    all_mask_rate: float = 0.25  # App. C, "all-mask utilization schedule"
+    register_cosine: Cosine = 0.8  # Alg. 1, line 5; 1 trains without register noise (Fig. 7)
+    all_mask_rate: Share = 0.25  # App. C, "all-mask utilization schedule"
     nested_dropout: bool = True  # App. C
     prefix_ends_with_block: bool = False  # k only at ends of blocks (decision D2)
-    prefix_lengths: tuple[int, ...] = ()  # k only among these, one as often as it is named (decision D2)
-    empty_prefix_rate: float = 0.1  # k = 0 (decision D14)
-    given_rate: float = 0.1  # how often a prefix, a suffix or both are given (decision D24); 0 in the paper
-    partial_rate: float = 0.0  # how often the encoder reads but a part, as for a condition (decision D30)
+    prefix_lengths: tuple[Amount, ...] = ()  # k only among these, one as often as it is named (decision D2)
+    empty_prefix_rate: Share = 0.1  # k = 0 (decision D14)
+    given_rate: Share = 0.1  # how often a prefix, a suffix or both are given (decision D24); 0 in the paper
+    partial_rate: Share = 0.0  # how often the encoder reads but a part, as for a condition (decision D30)
 
 
-@dataclass(frozen=True, kw_only=True)
+@config
 class PriorObjective:
     """The choices inside Algorithms 4 and 5."""
 
-    largest_offset: float = 0.1  # of the block offsets (decision D4); 0 trains without them (App. G)
-    condition_drop_rate: float = 0.1  # how often Algorithm 4 shows the null condition (decision D15)
-    given_rate: float = 0.25  # how often only a prefix, a suffix or both are visible (D24); 0 in the paper
-    bare_rate: float = 0.0  # share of a batch with a bare canvas: one denoiser is then both priors (D15)
-    self_condition_rate: float = 0.5  # share that sees an earlier guess, if the denoiser can (D25)
+    largest_offset: Share = 0.1  # of the block offsets (decision D4); 0 trains without them (App. G)
+    condition_drop_rate: Share = 0.1  # how often Algorithm 4 shows the null condition (decision D15)
+    given_rate: Share = 0.25  # how often only a prefix, a suffix or both are visible (D24); 0 in the paper
+    bare_rate: Share = 0.0  # share of a batch with a bare canvas: one denoiser is then both priors (D15)
+    self_condition_rate: Share = 0.5  # share that sees an earlier guess, if the denoiser can (D25)
 
 
 def base_loss(

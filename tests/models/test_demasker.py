@@ -104,9 +104,9 @@ def test_a_demasker_around_llada_keeps_its_weights_and_starts_with_a_fresh_inter
 def test_more_registers_than_the_demasker_has_are_refused():
     with pytest.raises(ValueError, match="7 registers for a demasker of 6"):
         tiny.demasker()(tiny.programs(1, 4), tiny.bank(1, 7))
-    with pytest.raises(ValueError, match="at least one register"):
+    with pytest.raises(ValueError, match="num_registers should be greater than or equal to 1, not 0"):
         replace(tiny.DEMASKER, num_registers=0)
-    with pytest.raises(ValueError, match="share of the pairs"):
+    with pytest.raises(ValueError, match="prefix_axis_share should be less than or equal to 1, not 2"):
         replace(tiny.DEMASKER, prefix_axis_share=2)
 
 

@@ -35,7 +35,7 @@ def folders(corpus, tmp_path_factory):
     write_llada(root / "llada", config)
     texts = ["x = [1, 2, 3]\n", "for i in range(10):\n\tprint(i)\n"] * 3
     write_qwen(root / "qwen", Tokenizer.train(texts, vocab_size=290))
-    return Pretrained(root / "llada", root / "qwen")
+    return Pretrained(llada=root / "llada", qwen=root / "qwen")
 
 
 def write_llada(directory, config):
@@ -179,8 +179,8 @@ def test_single_fields_of_a_run_are_set_by_name(corpus):
         ),
         ("nonsense=3", "no field 'nonsense'"),
         ("lengths.more=3", "at 'more' there are no fields"),
-        ("lengths=long", "lengths is .64,.: 'long' is no tuple"),
-        ("guided_loop.bf16=1", "1 is no bool"),
+        ("lengths=long", "Run: lengths should be a valid tuple, not 'long'"),
+        ("guided_loop.bf16=1", "LoopConfig: bf16 should be a valid boolean, not 1"),
         ("guided_loop=3", "guided_loop has fields of its own"),
         ("lengths", "a change is NAME=VALUE, not 'lengths'"),
     ],

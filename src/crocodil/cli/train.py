@@ -45,7 +45,7 @@ def train(
     if data is None or out is None:
         raise ValueError("--data (a corpus) and --out (the run) are needed")
     found = Corpus(data)
-    run = changed(preset_of(preset, found, Pretrained(llada, qwen)), changes or ())
+    run = changed(preset_of(preset, found, Pretrained(llada=llada, qwen=qwen)), changes or ())
     if dry_run:
         return _show_estimates(run, gpus)
     with ranks(device or default_device()) as all_ranks:

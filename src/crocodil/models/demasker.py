@@ -6,33 +6,28 @@ The prefix has a fixed shape. Registers beyond a sample's prefix length are bloc
 equals leaving them out (decision D17). Knows nothing of noise, dropout or how registers came about.
 """
 
-from dataclasses import dataclass
-
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from crocodil.config import Share, Width, config
 from crocodil.models.llada import LLaDA, LLaDAConfig, picked
 from crocodil.processes.registers import places_across, within_prefix
 from crocodil.shapes import Logits, Places, Positions, PrefixLength, RegisterBank, RowLogits, TokenIds
 
 
-@dataclass(frozen=True, kw_only=True)
+@config
 class DemaskerConfig:
     backbone: LLaDAConfig
-    num_registers: int = 128  # Sec. 5
-    register_width: int = 1024  # Sec. 5
-    prefix_axis_share: float = 1 / 8  # of the frequency pairs, the lowest ones (decision D23)
+    num_registers: Width = 128  # Sec. 5
+    register_width: Width = 1024  # Sec. 5
+    prefix_axis_share: Share = 1 / 8  # of the frequency pairs, the lowest ones (decision D23)
     literal_positions: bool = False  # the prefix shifts the text, as App. C prints it (decision D16)
     across_text: bool = False  # registers stand all over the text instead of before it (decision D26)
 
     def __post_init__(self) -> None:
-        if self.num_registers < 1:
-            raise ValueError(f"a demasker is guided by at least one register, not {self.num_registers}")
         if self.literal_positions and self.across_text:
             raise ValueError("registers stand before the text (literal_positions) or across it, not both")
-        if not 0 <= self.prefix_axis_share <= 1:
-            raise ValueError(f"prefix_axis_share is a share of the pairs, not {self.prefix_axis_share}")
 
 
 class Demasker(nn.Module):

@@ -4,14 +4,13 @@ Pre-norm blocks with RMSNorm, rotary positions and a gated MLP, as in Nie et al.
 Knows neither time (LLaDA has none, decision D10) nor registers, except as embeddings put before the text.
 """
 
-from dataclasses import dataclass
-
 import torch
 import torch.nn.functional as F
 from einops import rearrange
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from crocodil.config import Layers, Length, Positive, TokenId, Width, config
 from crocodil.shapes import Places, Positions, RowLogits, TokenIds
 
 Embeddings = Float[Tensor, "B L W"]
@@ -19,21 +18,21 @@ Angles = Float[Tensor, "#B L P"]  # rotary angles: P = head width / 2 frequency 
 KeyMask = Bool[Tensor, "B L"]  # the positions that others may attend to
 
 
-@dataclass(frozen=True, kw_only=True)
+@config
 class LLaDAConfig:
-    vocab_size: int
-    width: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int  # fewer than num_heads: grouped-query attention
-    mlp_width: int
-    rope_theta: float = 500_000.0
-    norm_eps: float = 1e-5
+    vocab_size: Width
+    width: Width
+    num_layers: Layers
+    num_heads: Width
+    num_kv_heads: Width  # fewer than num_heads: grouped-query attention
+    mlp_width: Width
+    rope_theta: Positive = 500_000.0
+    norm_eps: Positive = 1e-5
     tied_head: bool = False  # the output head is the embedding table
-    max_length: int = 4096  # what it was trained on; nothing depends on it
-    mask_id: int
-    eos_id: int
-    pad_id: int
+    max_length: Length = 4096  # what it was trained on; nothing depends on it
+    mask_id: TokenId
+    eos_id: TokenId
+    pad_id: TokenId
 
     def __post_init__(self) -> None:
         if self.width % self.num_heads or (self.width // self.num_heads) % 2:

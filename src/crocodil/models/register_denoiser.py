@@ -6,7 +6,6 @@ Predicts the clean bank. Knows no schedule.
 """
 
 import math
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +13,7 @@ from einops import rearrange
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from crocodil.config import Amount, Layers, Width, config
 from crocodil.shapes import RegisterBank, RegisterTime
 
 Tokens = Float[Tensor, "B K W"]
@@ -25,16 +25,16 @@ _TIME_FEATURES = 256
 _NORM_EPS = 1e-6
 
 
-@dataclass(frozen=True, kw_only=True)
+@config
 class RegisterDenoiserConfig:
-    num_registers: int = 8  # how many of the first registers the prior models (decision D19)
-    register_width: int = 1024
-    width: int = 1024
-    num_layers: int = 28  # App. E
-    num_heads: int = 16
-    mlp_ratio: int = 4
-    condition_width: int | None = None  # of the vectors in a condition; None: no cross-attention
-    condition_length: int = 0  # how many vectors a condition has
+    num_registers: Width = 8  # how many of the first registers the prior models (decision D19)
+    register_width: Width = 1024
+    width: Width = 1024
+    num_layers: Layers = 28  # App. E
+    num_heads: Width = 16
+    mlp_ratio: Width = 4
+    condition_width: Width | None = None  # of the vectors in a condition; None: no cross-attention
+    condition_length: Amount = 0  # how many vectors a condition has
     self_conditioned: bool = False  # sees its guess of the step before (decision D25)
 
     def __post_init__(self) -> None:

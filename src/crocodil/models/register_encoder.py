@@ -6,40 +6,41 @@ The end token is always visible and carries the summary vector, as in Qwen3-Embe
 Knows nothing of masks as tokens: what is hidden is told to it, and it cannot look there.
 """
 
-from dataclasses import dataclass
-
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor, nn
 from transformers import Qwen3Config, Qwen3Model
 
+from crocodil.config import Layers, Length, Positive, TokenId, Width, config
 from crocodil.processes.registers import normalise, places_across
 from crocodil.shapes import Positions, RegisterBank, TokenIds
 
 
-@dataclass(frozen=True, kw_only=True)
+@config
 class RegisterEncoderConfig:
-    vocab_size: int
-    width: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_width: int
-    mlp_width: int
-    rope_theta: float = 1_000_000.0
-    norm_eps: float = 1e-6
-    max_length: int = 32_768  # what it was trained on; nothing depends on it
-    end_id: int  # the token at whose place the summary is read
-    num_registers: int = 128  # Sec. 5
-    register_width: int = 1024  # Sec. 5; registers of another width than the backbone's are mapped
+    vocab_size: Width
+    width: Width
+    num_layers: Layers
+    num_heads: Width
+    num_kv_heads: Width
+    head_width: Width
+    mlp_width: Width
+    rope_theta: Positive = 1_000_000.0
+    norm_eps: Positive = 1e-6
+    max_length: Length = 32_768  # what it was trained on; nothing depends on it
+    end_id: TokenId  # the token at whose place the summary is read
+    num_registers: Width = 128  # Sec. 5
+    register_width: Width = 1024  # Sec. 5; registers of another width than the backbone's are mapped
     causal: bool = True  # as Qwen3 is; an encoder from nothing may look both ways (decision D26)
     across_text: bool = False  # registers stand all over the text instead of behind it (decision D26)
 
     def __post_init__(self) -> None:
         if not 0 <= self.end_id < self.vocab_size:
             raise ValueError(f"end_id {self.end_id} is outside a vocabulary of {self.vocab_size}")
-        if self.num_registers < 1:
-            raise ValueError(f"an encoder gives at least one register, not {self.num_registers}")
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(f"{self.num_kv_heads} key heads do not divide {self.num_heads} query heads")
+        if self.head_width % 2:
+            raise ValueError(f"head_width {self.head_width} is odd: rotary positions turn pairs")
 
     def qwen(self) -> Qwen3Config:
         return Qwen3Config(

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from torch import nn
 
 from crocodil.atomic import whole_directory
 from crocodil.checkpoints import Device, StrPath, config_from_json, load_model, read_json, save_model
+from crocodil.config import Coherence, Guidance, Length, Share, Steps, Temperature, TopP, Width, config
 from crocodil.models.demasker import Demasker
 from crocodil.models.llada import LLaDA
 from crocodil.models.register_denoiser import RegisterDenoiser
@@ -38,28 +38,24 @@ NETWORKS: dict[str, type[nn.Module]] = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
+@config
 class Settings:
     """How a model is used: written beside its weights."""
 
-    length: int  # of a canvas in tokens, unless another is asked for
-    lengths: tuple[int, ...] = ()  # of all canvases it was trained on; none: of that length alone
-    largest_offset: float = 0.1  # of the priors' block offsets, as in training (decision D4)
-    prior_steps: int = 128  # Sec. 5
-    refresh_steps: int = 32  # Sec. 5
-    eta: float = 0.0  # of both draws: 0 is DDIM (App. E), 1 draws fresh noise at every step
-    coherence: float = 0.0  # of both draws: how far away from registers that do not see each other (decision D33)
-    num_registers: int | None = None  # the first of those drawn, which guide a generation; None: all
+    length: Length  # of a canvas in tokens, unless another is asked for
+    lengths: tuple[Length, ...] = ()  # of all canvases it was trained on; none: of that length alone
+    largest_offset: Share = 0.1  # of the priors' block offsets, as in training (decision D4)
+    prior_steps: Steps = 128  # Sec. 5
+    refresh_steps: Steps = 32  # Sec. 5
+    eta: Share = 0.0  # of both draws: 0 is DDIM (App. E), 1 draws fresh noise at every step
+    coherence: Coherence = 0.0  # of both draws: away from registers that do not see each other (decision D33)
+    num_registers: Width | None = None  # the first of those drawn, which guide a generation; None: all
     rule: str = MOST_CONFIDENT  # which tokens a guided call keeps; see `RULES`
-    temperature: float = 1.0  # of generated tokens
-    top_p: float = 1.0
-    guidance: float = 1.0
+    temperature: Temperature = 1.0  # of generated tokens
+    top_p: TopP = 1.0
+    guidance: Guidance = 1.0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.eta <= 1:
-            raise ValueError(f"eta lies between 0 (DDIM) and 1 (all noise is fresh), not at {self.eta}")
-        if self.coherence < 0:
-            raise ValueError(f"coherence is 0 (as trained) or more, not {self.coherence}")
         if self.rule not in RULES:
             raise ValueError(f"no reveal rule {self.rule!r}: take one of {', '.join(RULES)}")
         object.__setattr__(self, "lengths", tuple(sorted({*self.lengths, self.length})))  # JSON has lists

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from crocodil.config import Guidance, Length, Temperature, TopP, config
 from crocodil.cost import Cost
 from crocodil.decoding import Decoding
 from crocodil.processes.masking import MostConfident, RevealRule
@@ -13,15 +14,15 @@ from crocodil.tokenization import SpecialIds
 TOKENS_A_CALL = 16  # unless a number of calls is asked for
 
 
-@dataclass(frozen=True, kw_only=True)
+@config
 class Choices:
     """In which order and how boldly tokens are found."""
 
-    block_size: int | None = None  # None: the whole canvas is one block
+    block_size: Length | None = None  # None: the whole canvas is one block
     rule: RevealRule = field(default_factory=MostConfident)
-    temperature: float = 0.0
-    top_p: float = 1.0
-    guidance: float = 1.0
+    temperature: Temperature = 0.0
+    top_p: TopP = 1.0
+    guidance: Guidance = 1.0
     eos_last: bool = True
 
     def decoding(self, length: int, calls: int | None, special: SpecialIds) -> Decoding:

@@ -11,18 +11,19 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from crocodil.config import Amount, Count, Decay, Positive, Seed, Share, Weight, config
 from crocodil.distributed import Ranks, local, shard, whole
 from crocodil.graphs import Play, Recorder
 from crocodil.progress import progress
 from crocodil.training.checkpointing import TrainState, restore, save
 from crocodil.training.journal import Journal, Outcome, metrics_log
-from crocodil.training.optimisers import OPTIMISERS, Muon, hidden_matrices
+from crocodil.training.optimisers import Muon, hidden_matrices
 from crocodil.training.work import Work, matrix_rate
 
 
@@ -34,37 +35,33 @@ class Phase:
     train: frozenset[str]
 
 
-@dataclass(frozen=True, kw_only=True)
+@config
 class LoopConfig:
-    num_steps: int
-    batch_size: int
-    learning_rate: float
-    num_accumulated: int = 1  # micro-batches a step
-    warmup_steps: int = 0
-    decay_share: float = 1.0  # of the steps, at the end: 1 is a cosine from the start, less is stable, then decay
-    optimiser: str = "adamw"  # or "muon": for the matrices inside repeated blocks; the rest stays with AdamW
-    weight_decay: float = 0.1
-    betas: tuple[float, float] = (0.9, 0.95)  # of AdamW
-    clip_norm: float = 1.0
-    average_decay: float = 0.999  # of the exponential moving average of the weights
+    num_steps: Amount
+    batch_size: Count
+    learning_rate: Positive
+    num_accumulated: Count = 1  # micro-batches a step
+    warmup_steps: Amount = 0
+    decay_share: Share = 1.0  # of the steps, at the end: 1 is a cosine from the start, less is stable, then decay
+    optimiser: Literal["adamw", "muon"] = "adamw"  # Muon takes the matrices of repeated blocks
+    weight_decay: Weight = 0.1
+    betas: tuple[Decay, Decay] = (0.9, 0.95)  # of AdamW
+    clip_norm: Positive = 1.0
+    average_decay: Share = 0.999  # of the exponential moving average of the weights
     bf16: bool = False  # autocast; the weights themselves stay float32
     compile_blocks: bool = False
     recompute_blocks: bool = False  # in the backward pass: memory for time
     record_steps: bool = False  # as CUDA graphs, for steps that the host is too slow to launch (decision D29)
-    evaluate_every: int = 500
-    save_every: int = 500
-    keep_checkpoints: int = 2
-    seed: int = 0
+    evaluate_every: Count = 500
+    save_every: Count = 500
+    keep_checkpoints: Count = 2
+    seed: Seed = 0
 
     def __post_init__(self) -> None:
         if self.batch_size % self.num_accumulated:
             raise ValueError(f"{self.num_accumulated} micro-batches do not divide a batch of {self.batch_size}")
         if self.record_steps and self.num_accumulated > 1:
             raise ValueError("a step that is recorded has one micro-batch")
-        if not 0 <= self.decay_share <= 1:
-            raise ValueError(f"decay_share is a share of the steps, not {self.decay_share}")
-        if self.optimiser not in OPTIMISERS:
-            raise ValueError(f"no optimiser {self.optimiser!r}: take one of {', '.join(OPTIMISERS)}")
 
     def learning_rate_at(self, step: int) -> float:
         """Linear warm-up, a stable stretch, and a cosine to zero over the last `decay_share` of the steps."""

@@ -1,20 +1,20 @@
 """Low-rank adapters (Hu et al., 2021, arXiv:2106.09685) on a demasker too large to train whole, through peft."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from crocodil.config import Positive, Width, config
 from crocodil.models.llada import LLaDA
 
 _ADAPTER = "default"
 
 
-@dataclass(frozen=True, kw_only=True)
+@config
 class LoRA:
-    rank: int = 64
-    alpha: float = 64.0  # the update is scaled by alpha / rank
+    rank: Width = 64
+    alpha: Positive = 64.0  # the update is scaled by alpha / rank
     targets: tuple[str, ...] = ("query", "key", "value", "attn_out", "gate", "up", "down")
 
 

@@ -14,7 +14,6 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
-OPTIMISERS = ("adamw", "muon")
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # Jordan's: the steepest start, at the price of ending near 1, not at 1
 _NUM_ITERATIONS = 5
 _MOMENTUM = 0.95

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from crocodil.atomic import whole_file
 from crocodil.checkpoints import load_llada, load_model, load_qwen3_embedding, save_model
+from crocodil.config import Amount, Count, Lengths, config
 from crocodil.corpus.shards import TOKENIZER_FILE, Corpus, Programs
 from crocodil.distributed import Ranks, whole
 from crocodil.encoding import encode_tokens
@@ -37,7 +38,7 @@ RUN_FILE = "run.json"
 Network = TypeVar("Network", bound=nn.Module)
 
 
-@dataclass(frozen=True)
+@config
 class Pretrained:
     """Folders of public checkpoints, each with its tokenizer.json, that a run adapts; without, it starts fresh."""
 
@@ -45,9 +46,10 @@ class Pretrained:
     qwen: Path | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@config
 class Run:
-    lengths: tuple[int, ...]  # of the programs in tokens; several take turns (D27), the first is the usual one
+    # Of the programs in tokens; several take turns (decision D27), the first is the usual one.
+    lengths: Lengths
     demasker: DemaskerConfig
     encoder: RegisterEncoderConfig
     prior: RegisterDenoiserConfig
@@ -58,10 +60,10 @@ class Run:
     conditional_loop: LoopConfig
     guided_objective: DemaskerObjective = field(default_factory=DemaskerObjective)
     prior_objective: PriorObjective = field(default_factory=PriorObjective)
-    encoder_warmup_steps: int = 4000  # App. C
+    encoder_warmup_steps: Amount = 4000  # App. C
     encoder_begins_as_base: bool = False  # a fresh encoder takes over the base's first blocks (decision D28)
     condition_encoder_learns: bool = False  # Sec. 4.3.2, comment iii
-    encode_batch: int = 256  # programs at a time when registers are cached
+    encode_batch: Count = 256  # programs at a time when registers are cached
     pretrained: Pretrained = field(default_factory=Pretrained)
     lora: LoRA | None = None  # in stage guided: adapters on a frozen demasker
 

@@ -1,0 +1,91 @@
+"""Frozen configs that check their values by type and range, wherever these come from: Python, JSON or an option.
+
+`@config` makes a frozen dataclass. The aliases below say what a field may hold. A wrong value is a ValueError of
+one line. pydantic does the checking (decision D35).
+"""
+
+import json
+from functools import wraps
+from typing import Annotated, Any, TypeVar, dataclass_transform
+
+from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass as checked_dataclass
+
+Class = TypeVar("Class")
+
+Count = Annotated[int, Field(ge=1, le=2**40)]
+Amount = Annotated[int, Field(ge=0, le=2**40)]
+TokenId = Annotated[int, Field(ge=0, le=2**31)]
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
+# Limits far above any real network, so that a damaged config is refused before anything is built from it.
+Width = Annotated[int, Field(ge=1, le=2**20)]
+Layers = Annotated[int, Field(ge=1, le=1024)]
+Length = Annotated[int, Field(ge=1, le=2**20)]
+Lengths = Annotated[tuple[Length, ...], Field(min_length=1)]
+Steps = Annotated[int, Field(ge=1, le=10_000)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Cosine = Annotated[float, Field(gt=0, le=1)]
+Decay = Annotated[float, Field(ge=0, lt=1)]
+Positive = Annotated[float, Field(gt=0)]
+Weight = Annotated[float, Field(ge=0)]
+
+
+def _drawable(temperature: float) -> float:
+    """Logits over a tiny temperature overflow; 0 means the most probable token."""
+    if 0 < temperature < 1e-3:
+        raise ValueError("should be 0 (the most probable token) or at least 0.001")
+    return temperature
+
+
+Temperature = Annotated[float, Field(ge=0, le=1000), AfterValidator(_drawable)]
+
+TopP = Annotated[float, Field(gt=0, le=1)]
+Guidance = Annotated[float, Field(ge=-100, le=100)]
+Coherence = Annotated[float, Field(ge=0, le=100)]
+
+_STRICT = ConfigDict(strict=True, allow_inf_nan=False, arbitrary_types_allowed=True, extra="forbid")
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+def config(cls: type[Class]) -> type[Class]:
+    """A frozen dataclass with keyword arguments, whose values are checked when it is made."""
+    made: Any = checked_dataclass(frozen=True, kw_only=True, config=_STRICT)(cls)
+    check = made.__init__
+
+    @wraps(check)
+    def checked_init(self: Any, **values: Any) -> None:
+        try:
+            check(self, **values)
+        except ValidationError as error:
+            raise ValueError(f"{cls.__name__}: {first_fault(error)}") from None
+
+    made.__init__ = checked_init
+    return made
+
+
+def read_as(kind: type[Class], values: Any, source: object) -> Class:
+    """The config that JSON values describe; `source` is the file that an error names."""
+    try:
+        return TypeAdapter(kind).validate_json(json.dumps(values))
+    except ValidationError as error:
+        raise ValueError(f"{source}: {first_fault(error)}") from None
+
+
+def first_fault(error: ValidationError) -> str:
+    """The first thing that is wrong, in one line: which field, what is expected, what was found."""
+    fault = error.errors(include_url=False)[0]
+    where = ".".join(str(part) for part in fault["loc"])
+    kind, message = fault["type"], fault["msg"].removeprefix("Value error, ")
+    if kind.startswith("missing"):
+        message = "is missing"
+    elif kind.startswith("unexpected") or kind == "extra_forbidden":
+        message = "is no field of it"
+    elif kind != "value_error":
+        message = f"{message.replace('Input should', 'should')}, not {_short(fault['input'])}"
+    others = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+    return f"{where} {message}{others}".lstrip()
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
