@@ -29,7 +29,7 @@ class Outer:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"width": 7}, "Inner: width 7 does not split into 4 heads"),
+        ({"width": 7}, "width 7 does not split into 4 heads"),
         ({"width": 0}, "Inner: width should be greater than or equal to 1, not 0"),
         ({"width": 10**9}, "Inner: width should be less than or equal to 1048576, not 1000000000"),
         ({"width": "8"}, "Inner: width should be a valid integer, not '8'"),

@@ -1,4 +1,4 @@
-"""Files and directories that appear whole or not at all, whatever kills the process that writes them."""
+"""Files and directories that appear whole or not at all, and locks: one process at a time writes to a place."""
 
 import os
 import shutil
@@ -7,7 +7,28 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from filelock import FileLock, Timeout
+
 _UNFINISHED = ".unfinished-"
+LOCK_FILE = ".lock"
+
+
+@contextmanager
+def locked(directory: Path) -> Iterator[None]:
+    """The only process that writes to a directory; a second one is told so at once.
+
+    The operating system releases the lock when the process ends, however it ends. The lock's file stays.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(directory / LOCK_FILE)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise ValueError(f"{directory} is in use by another process: wait for it, or choose another") from None
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 @contextmanager
@@ -40,7 +61,8 @@ def finish_directory(unfinished: Path, target: Path) -> None:
 
 @contextmanager
 def whole_file(target: Path) -> Iterator[Path]:
-    """A file to write; on success it replaces `target`."""
+    """A file to write; on success it replaces `target`, if that is a plain file; a link to one stays a link."""
+    target = plain_file(target)
     descriptor, name = tempfile.mkstemp(prefix=_UNFINISHED, dir=target.parent)
     os.close(descriptor)
     unfinished = Path(name)
@@ -52,6 +74,16 @@ def whole_file(target: Path) -> Iterator[Path]:
         _flush(target.parent)
     finally:
         unfinished.unlink(missing_ok=True)
+
+
+def plain_file(target: Path) -> Path:
+    """Where a file may be written: never over a device, a pipe or a folder."""
+    target = Path(os.path.realpath(target))
+    if not target.parent.is_dir():
+        raise ValueError(f"{target.parent} does not exist: make this folder first")
+    if target.exists() and not target.is_file():
+        raise ValueError(f"{target} is no plain file: choose another name")
+    return target
 
 
 def remove_unfinished(directory: Path) -> None:

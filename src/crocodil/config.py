@@ -57,7 +57,7 @@ def config(cls: type[Class]) -> type[Class]:
         try:
             check(self, **values)
         except ValidationError as error:
-            raise ValueError(f"{cls.__name__}: {first_fault(error)}") from None
+            raise ValueError(first_fault(error, cls.__name__)) from None
 
     made.__init__ = checked_init
     return made
@@ -71,7 +71,7 @@ def read_as(kind: type[Class], values: Any, source: object) -> Class:
         raise ValueError(f"{source}: {first_fault(error)}") from None
 
 
-def first_fault(error: ValidationError) -> str:
+def first_fault(error: ValidationError, owner: str = "") -> str:
     """The first thing that is wrong, in one line: which field, what is expected, what was found."""
     fault = error.errors(include_url=False)[0]
     where = ".".join(str(part) for part in fault["loc"])
@@ -83,7 +83,7 @@ def first_fault(error: ValidationError) -> str:
     elif kind != "value_error":
         message = f"{message.replace('Input should', 'should')}, not {_short(fault['input'])}"
     others = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
-    return f"{where} {message}{others}".lstrip()
+    return f"{owner}: {where} {message}{others}".removeprefix(": ") if where else message + others
 
 
 def _short(value: object) -> str:

@@ -17,6 +17,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from crocodil.batch import Batch
+from crocodil.config import Guidance, Temperature, TokenId, TopP, config
 from crocodil.cost import NO_COST, Cost, Ledger
 from crocodil.demasking import Demask, strengthened
 from crocodil.processes.masking import (
@@ -52,17 +53,17 @@ Refresh: TypeAlias = Callable[[TokenIds, Streams], Draw]  # registers again, giv
 OnCall: TypeAlias = Callable[[TokenIds, int, Cost], None]  # the canvas after a call, its index, the cost so far
 
 
-@dataclass(frozen=True, kw_only=True)
+@config
 class Decoding:
     """How tokens are found: in which blocks and calls, which are kept, and how boldly they are drawn."""
 
     plan: DecodePlan
-    mask_id: int
+    mask_id: TokenId
     rule: RevealRule = field(default_factory=MostConfident)
-    temperature: float = 0.0
-    top_p: float = 1.0  # tokens are drawn among the most probable that have this much of the probability
-    guidance: float = 1.0  # how strongly registers guide; any other strength than 1 doubles the demasker's calls
-    eos_id: int | None = None  # where a text ends the canvas is filled; None: the end is a token like any other
+    temperature: Temperature = 0.0
+    top_p: TopP = 1.0  # tokens are drawn among the most probable that have this much of the probability
+    guidance: Guidance = 1.0  # how strongly registers guide; all but 1 double the demasker's calls
+    eos_id: TokenId | None = None  # behind it the canvas is filled; None: the end is a token like any other
     eos_last: bool = True  # no end is revealed before what stands in front of it
 
     @property

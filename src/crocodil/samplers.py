@@ -6,13 +6,13 @@ tokens. Networks are functions here: how they are built and trained is not known
 """
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
 from functools import partial
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from crocodil.config import Coherence, Share, Steps, Width, config
 from crocodil.cost import Cost
 from crocodil.decoding import PLAIN, Decoding, Draw, Engine, OnCall, Refresh, Samples, decode
 from crocodil.demasking import Demask
@@ -24,17 +24,17 @@ from crocodil.shapes import RegisterBank, RegisterTime, TokenIds
 # ---------------------------------------------------------------- registers from the prior
 
 
-@dataclass(frozen=True, kw_only=True)
+@config
 class PriorSampling:
     """How registers are drawn from a prior."""
 
-    num_registers: int
-    register_width: int
-    num_steps: int = 128  # Sec. 5; 32 for the conditional prior
-    largest_offset: float = 0.1  # as in training (decision D4)
-    eta: float = 0.0
+    num_registers: Width
+    register_width: Width
+    num_steps: Steps = 128  # Sec. 5; 32 for the conditional prior
+    largest_offset: Share = 0.1  # as in training (decision D4)
+    eta: Share = 0.0
     self_conditioned: bool = False  # the denoiser sees its guess of the step before (decision D25)
-    coherence: float = 0.0  # how far away from registers that do not see each other (D33); takes twice the calls
+    coherence: Coherence = 0.0  # away from registers that do not see each other (D33); twice the calls
 
     @property
     def num_calls(self) -> int:

@@ -17,8 +17,8 @@ def test_a_plan_opens_blocks_left_to_right_and_spends_all_its_calls():
         (256, 48, 16, "block_size 48 does not divide length 256"),
         (256, 32, 12, "12 calls do not split over 8 blocks: take a multiple of 8"),
         (256, 32, 512, "take at most 256"),
-        (256, 256, 0, "num_calls must be at least 1"),
-        (0, 32, 8, "length must be at least 1"),
+        (256, 256, 0, "num_calls should be greater than or equal to 1, not 0"),
+        (0, 32, 8, "length should be greater than or equal to 1, not 0"),
     ],
 )
 def test_an_impossible_plan_cannot_be_built(length, block_size, num_calls, message):

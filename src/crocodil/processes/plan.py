@@ -6,6 +6,8 @@ Whole numbers only. Does not import torch, so that settings can be checked befor
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from crocodil.config import Length, config
+
 
 @dataclass(frozen=True)
 class Call:
@@ -17,18 +19,15 @@ class Call:
     calls_left: int  # in this block, this call included
 
 
-@dataclass(frozen=True, kw_only=True)
+@config
 class DecodePlan:
     """How a masked sequence is revealed: in blocks, left to right, a few tokens a call."""
 
-    length: int
-    block_size: int
-    num_calls: int  # T: demasker calls for the whole sequence
+    length: Length
+    block_size: Length
+    num_calls: Length  # T: demasker calls for the whole sequence
 
     def __post_init__(self) -> None:
-        for name in ("length", "block_size", "num_calls"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
         if self.length % self.block_size:
             raise ValueError(
                 f"block_size {self.block_size} does not divide length {self.length}: take "
