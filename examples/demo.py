@@ -9,7 +9,8 @@ from rich.console import Console
 from rich.panel import Panel
 from rich.syntax import Syntax
 
-from crocodil.cli.texts import cost_line, difference, fitting, read_text
+from crocodil.cli.sample import read_text
+from crocodil.cli.texts import difference, fitting, seconds_line
 from crocodil.metrics import character_error_rate
 from crocodil.pipeline import Crocodil
 
@@ -23,7 +24,7 @@ def generate(pipe: Crocodil, console: Console) -> None:
     made = pipe.generate(3, method="conwithindisc", length=length, calls=CALLS, seed=SEED)
     for text in made.texts:
         console.print(Panel(Syntax(text, "python", theme="ansi_dark", background_color="default", word_wrap=True)))
-    console.print(cost_line(made), style="dim")
+    console.print(seconds_line(made), style="dim")
 
 
 def autoencode(pipe: Crocodil, console: Console, file: Path) -> None:
@@ -34,7 +35,7 @@ def autoencode(pipe: Crocodil, console: Console, file: Path) -> None:
     console.print(Panel(difference(text, made.texts[0], coloured=console.is_terminal)))
     legend = "red was lost, green came instead" if console.is_terminal else "[-lost-], {+came instead+}"
     console.print(f"CER {character_error_rate(text, made.texts[0]):.4f}: {legend}", markup=False)
-    console.print(cost_line(made), style="dim")
+    console.print(seconds_line(made), style="dim")
 
 
 def main() -> None:

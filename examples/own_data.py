@@ -20,7 +20,8 @@ from crocodil.corpus.shards import Programs
 from crocodil.distributed import Ranks
 from crocodil.objectives import DemaskerObjective, PriorObjective
 from crocodil.pipeline import Crocodil
-from crocodil.pipeline.folder import BUILTIN, TOKENIZER_FILE, model_folder
+from crocodil.pipeline.folder import TOKENIZER_FILE
+from crocodil.pipeline.settings import BUILTIN, model_folder
 from crocodil.presets.corpora import own_python
 from crocodil.tokenization import Retokenizer
 from crocodil.training.cached_registers import CachedRegisters, cache_registers

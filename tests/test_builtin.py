@@ -9,7 +9,7 @@ import pytest
 
 from crocodil.metrics import character_error_rate
 from crocodil.pipeline import Crocodil
-from crocodil.pipeline import folder as model_folders
+from crocodil.pipeline import settings as model_folders
 
 REPOSITORY = Path(__file__).parent.parent
 FOLDER = Path(model_folders.__file__).parent.parent / model_folders.BUILTIN

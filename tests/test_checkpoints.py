@@ -253,7 +253,11 @@ def test_a_saved_model_comes_back_bit_for_bit(tmp_path, name):
     weights = loaded.state_dict()
     assert weights.keys() == model.state_dict().keys()
     assert all(torch.equal(weights[key], tensor) for key, tensor in model.state_dict().items())
-    assert {file.name for file in (tmp_path / "model").iterdir()} == {"config.json", "model.safetensors"}
+    assert {file.name for file in (tmp_path / "model").iterdir()} == {
+        "checksums.json",
+        "config.json",
+        "model.safetensors",
+    }
 
 
 def test_a_loaded_encoder_and_demasker_compute_as_before(tmp_path):

@@ -19,7 +19,7 @@ LAYERS = [
     {"models"},
     {"demasking", "batch"},
     {"objectives", "decoding", "samplers", "metrics"},
-    {"atomic"},
+    {"atomic", "checksums"},
     {"tokenization", "devices", "distributed", "progress"},
     {"corpus", "checkpoints", "encoding"},
     {"training", "pipeline", "judges"},

@@ -18,8 +18,8 @@ from crocodil.cli.texts import difference, partly_shown
 from crocodil.cost import Cost
 from crocodil.metrics.likelihood import demasking_accuracy
 from crocodil.pipeline import Choices, Crocodil, Given, Method, Settings
-from crocodil.pipeline.folder import read_settings
 from crocodil.pipeline.machine import affordable_batch
+from crocodil.pipeline.settings import read_settings
 from crocodil.presets.models import paper_demasker
 from crocodil.processes.masking import AboveThreshold, Remask
 from crocodil.seeding import Streams
@@ -134,7 +134,7 @@ def test_conditions_may_have_an_encoder_of_their_own(pipe):
     own = replace(pipe, condition_encoder=other)
     drawn, own_drawn = (model.draw_given(canvas, streams, num_steps=8).registers for model in (pipe, own))
     assert not torch.allclose(drawn, own_drawn, atol=1e-3)
-    assert torch.equal(pipe.encode([TEXT]), own.encode([TEXT]))
+    assert torch.equal(pipe.encode([TEXT]).bank, own.encode([TEXT]).bank)
 
 
 def test_one_conditional_denoiser_can_serve_as_both_priors(pipe):
@@ -186,7 +186,7 @@ def test_the_settings_say_which_tokens_are_kept_and_how_far_registers_fit_togeth
     assert own.default_choices(Method.BASE) == Choices(temperature=1.0)  # at 0 it would have one text
     with pytest.raises(ValueError, match="coherence should be greater than or equal to 0, not -1"):
         replace(pipe.settings, coherence=-1)
-    with pytest.raises(ValueError, match="no reveal rule 'best': take one of most confident, noisy confidence"):
+    with pytest.raises(ValueError, match="rule should be 'most confident', 'noisy confidence'"):
         replace(pipe.settings, rule="best")
 
 
@@ -249,10 +249,11 @@ def test_flop_weighted_calls_pay_for_the_prefix_and_the_encoder(pipe):
 def test_registers_decode_again_however_many_of_the_first_there_are(pipe):
     registers = pipe.encode([TEXT, OTHER])
     assert registers.shape == (2, 8, 32)
-    assert torch.allclose(registers, pipe.encode([TEXT, OTHER], batch_size=1), atol=1e-5)
+    assert registers.length == 64
+    assert torch.allclose(registers.bank, pipe.encode([TEXT, OTHER], batch_size=1).bank, atol=1e-5)
     for k in (8, 3, 1):
         made = pipe.decode(registers[:, :k], calls=8)
-        assert torch.equal(made.registers, registers[:, :k])
+        assert torch.equal(made.registers, registers[:, :k].bank)
         assert made.texts == pipe.autoencode([TEXT, OTHER], calls=8, num_registers=k).texts
     assert pipe.decode(registers, calls=8).cost == Cost(demasker_calls=8)
     assert pipe.autoencode([TEXT, OTHER], calls=8).cost == Cost(demasker_calls=8, encoder_calls=1)
@@ -278,7 +279,9 @@ def test_a_text_beyond_the_models_length_is_refused_with_what_would_be_cut(pipe)
     kept, lost = pipe.fitting(long)
     assert kept + lost == long
     assert lost
-    assert torch.equal(pipe.encode([long], cut=True), pipe.encode([kept]))
+    assert torch.equal(pipe.encode([long], cut=True).bank, pipe.encode([kept]).bank)
+    assert "".join(pipe.pieces(long)) == long
+    assert all(piece.endswith("\n") and pipe.fitting(piece) == (piece, "") for piece in pipe.pieces(long))
     assert pipe.fitting(TEXT) == (TEXT, "")
 
 
@@ -322,7 +325,7 @@ def test_a_model_in_int8_takes_a_third_of_the_size_and_says_much_the_same(pipe, 
     for name in ("demasker", "encoder", "conditional"):  # so small that their headers and biases weigh
         sizes = [(tmp_path / kind / name / "model.safetensors").stat().st_size for kind in ("int8", "whole")]
         assert sizes[0] < sizes[1] / 3
-    assert torch.cosine_similarity(rounded.encode([TEXT]), pipe.encode([TEXT]), dim=-1).min() > 0.99
+    assert torch.cosine_similarity(rounded.encode([TEXT]).bank, pipe.encode([TEXT]).bank, dim=-1).min() > 0.99
     surprise = [cross_entropy_of(model, [TEXT, OTHER]) for model in (rounded, pipe)]
     assert surprise[0] == pytest.approx(surprise[1], rel=0.01)
 
@@ -363,7 +366,7 @@ def test_precision_is_an_argument(folder):
     pipe = Crocodil.from_pretrained(folder, device="cpu", dtype=torch.float64)
     made = pipe.generate(2, calls=4, given=Given(prefix="def"))
     assert all(text.startswith("def") for text in made.texts)
-    assert pipe.encode([TEXT]).dtype == torch.float64
+    assert pipe.encode([TEXT]).bank.dtype == torch.float64
 
 
 def test_a_model_that_is_none_is_one_line(folder, tmp_path):
@@ -441,7 +444,7 @@ def test_texts_become_registers_in_a_file_and_texts_again(folder, pipe, tmp_path
         r"long.py is longer than the model's 64 tokens: the last \d+ of 400 characters", encoded.stderr
     )
     registers = load_file(out)["registers"]
-    assert torch.allclose(registers[:1], pipe.encode([TEXT]), atol=1e-5)
+    assert torch.allclose(registers[:1], pipe.encode([TEXT]).bank, atol=1e-5)
     decoded = run("decode", out, "--model", folder, "--calls", 8, "--registers", 2, "--format", "jsonl")
     texts = [json.loads(line)["text"] for line in decoded.stdout.splitlines()]
     assert texts == pipe.decode(registers[:, :2], calls=8).texts
@@ -533,7 +536,7 @@ def test_the_example_fine_tunes_a_model_on_own_code_and_can_be_given_again(folde
     subprocess.run(command, check=True, capture_output=True)
     tuned, before = (Crocodil.from_pretrained(path, device="cpu") for path in (tmp_path / "own" / "model", folder))
     assert tuned.prior is tuned.base is None
-    assert not torch.equal(tuned.encode([TEXT]), before.encode([TEXT]))
+    assert not torch.equal(tuned.encode([TEXT]).bank, before.encode([TEXT]).bank)
     assert tuned.generate(1, calls=4).texts
     again = subprocess.run(command, check=False, capture_output=True, text=True)
     assert "models are never overwritten" in again.stderr

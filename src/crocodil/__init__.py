@@ -13,19 +13,24 @@ if TYPE_CHECKING:
     from crocodil.models.llada import LLaDA
     from crocodil.models.register_denoiser import RegisterDenoiser
     from crocodil.models.register_encoder import RegisterEncoder
-    from crocodil.pipeline import Crocodil
+    from crocodil.pipeline import Choices, Crocodil, Generation, Given, Method, Registers
     from crocodil.processes.plan import DecodePlan
     from crocodil.seeding import Streams
 
 _HOMES = {
+    "Choices": "pipeline",
     "Cost": "cost",
     "Crocodil": "pipeline",
     "DecodePlan": "processes.plan",
     "Decoding": "decoding",
     "Demasker": "models.demasker",
+    "Generation": "pipeline",
+    "Given": "pipeline",
     "LLaDA": "models.llada",
+    "Method": "pipeline",
     "RegisterDenoiser": "models.register_denoiser",
     "RegisterEncoder": "models.register_encoder",
+    "Registers": "pipeline",
     "Streams": "seeding",
     "decode": "decoding",
     "load_llada": "checkpoints",
@@ -35,14 +40,19 @@ _HOMES = {
 }
 
 __all__ = [
+    "Choices",
     "Cost",
     "Crocodil",
     "DecodePlan",
     "Decoding",
     "Demasker",
+    "Generation",
+    "Given",
     "LLaDA",
+    "Method",
     "RegisterDenoiser",
     "RegisterEncoder",
+    "Registers",
     "Streams",
     "decode",
     "load_llada",

@@ -7,7 +7,6 @@ says which is not. Only safetensors are read; no pickle, no code from a checkpoi
 import dataclasses
 import json
 import os
-import typing
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -18,7 +17,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from crocodil.atomic import whole_directory
-from crocodil.config import read_as
+from crocodil.checksums import check_quickly, write_checksums
+from crocodil.config import config_from_json, read_json
 from crocodil.models.demasker import Demasker, DemaskerConfig
 from crocodil.models.llada import LLaDA, LLaDAConfig
 from crocodil.models.register_denoiser import RegisterDenoiser, RegisterDenoiserConfig
@@ -234,6 +234,7 @@ def save_model(
             "config": dataclasses.asdict(model.config),
         }
         (unfinished / CONFIG_FILE).write_text(json.dumps(description, indent=2) + "\n")
+        write_checksums(unfinished)
 
 
 def _as_int8(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -255,6 +256,7 @@ def load_model(directory: StrPath, *, dtype: torch.dtype | None = None, device: 
     """A model that `save_model` wrote."""
     directory = Path(directory)
     source = directory / CONFIG_FILE
+    check_quickly(directory)
     description = read_json(source)
     if description.get("format") != FORMAT:
         raise ValueError(f"{source} is not in this project's format (for LLaDA's own, use load_llada)")
@@ -262,31 +264,13 @@ def load_model(directory: StrPath, *, dtype: torch.dtype | None = None, device: 
         version = description.get("format_version")
         raise ValueError(f"{source} has format version {version}; this crocodil reads {FORMAT_VERSION}")
     kind = description.get("kind")
-    if kind not in _KINDS:
+    if not isinstance(kind, str) or kind not in _KINDS:
         raise ValueError(f"{source}: unknown kind of model {kind!r}, known are {', '.join(_KINDS)}")
     build, config_class = _KINDS[kind]
     config = config_from_json(config_class, description.get("config"), source)
     with torch.device("meta"):
         model = build(config)
     return _load(model, _stored_tensors(directory), rename=lambda name: name, dtype=dtype, device=device)
-
-
-def config_from_json(config_class: type, values: Any, source: Path) -> Any:
-    """The frozen config with exactly these values; a field more or less is an error."""
-    if not isinstance(values, dict):
-        raise ValueError(f"{source}: expected the fields of {config_class.__name__}, found {values!r}")
-    _check_fields(config_class, values, source)
-    return read_as(config_class, values, source)
-
-
-def _check_fields(config_class: type, values: dict[str, Any], source: Path) -> None:
-    """A default may have changed since the file was written, so that none stands in for a field."""
-    types = typing.get_type_hints(config_class)
-    if differ := set(types) ^ set(values):
-        raise ValueError(f"{source}: fields of {config_class.__name__} differ: {', '.join(sorted(differ))}")
-    for name, value in values.items():
-        if dataclasses.is_dataclass(types[name]) and isinstance(value, dict):
-            _check_fields(types[name], value, source)  # type: ignore[arg-type]
 
 
 # ---------------------------------------------------------------- exact loading
@@ -386,18 +370,6 @@ def _opened(file: Path) -> Any:
         return safe_open(file, framework="pt")
     except SafetensorError as error:
         raise ValueError(f"{file} is damaged or cut short: {error}") from error
-
-
-def read_json(file: Path) -> dict[str, Any]:
-    if not file.is_file():
-        raise ValueError(f"{file} is missing")
-    try:
-        values = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{file} is not JSON: {error}") from error
-    if not isinstance(values, dict):
-        raise ValueError(f"{file} holds no JSON object")
-    return values
 
 
 def _where(files: Iterable[Path]) -> str:

@@ -4,9 +4,11 @@
 one line. pydantic does the checking (decision D35).
 """
 
+import dataclasses
 import json
 from functools import wraps
-from typing import Annotated, Any, TypeVar, dataclass_transform
+from pathlib import Path
+from typing import Annotated, Any, TypeVar, dataclass_transform, get_type_hints
 
 from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as checked_dataclass
@@ -69,6 +71,44 @@ def read_as(kind: type[Class], values: Any, source: object) -> Class:
         return TypeAdapter(kind).validate_json(json.dumps(values))
     except ValidationError as error:
         raise ValueError(f"{source}: {first_fault(error)}") from None
+
+
+def parse_as(kind: Any, text: str) -> Any:
+    """The value that the text of an option stands for."""
+    try:
+        return TypeAdapter(kind, config=ConfigDict(allow_inf_nan=False)).validate_strings(text)
+    except ValidationError as error:
+        raise ValueError(first_fault(error)) from None
+
+
+def config_from_json(config_class: type, values: Any, source: Path) -> Any:
+    """The frozen config with exactly these values; a field more or less is an error."""
+    if not isinstance(values, dict):
+        raise ValueError(f"{source}: expected the fields of {config_class.__name__}, found {values!r}")
+    _check_fields(config_class, values, source)
+    return read_as(config_class, values, source)
+
+
+def _check_fields(config_class: type, values: dict[str, Any], source: Path) -> None:
+    """A default may have changed since the file was written, so that none stands in for a field."""
+    types = get_type_hints(config_class)
+    if differ := set(types) ^ set(values):
+        raise ValueError(f"{source}: fields of {config_class.__name__} differ: {', '.join(sorted(differ))}")
+    for name, value in values.items():
+        if dataclasses.is_dataclass(types[name]) and isinstance(value, dict):
+            _check_fields(types[name], value, source)  # type: ignore[arg-type]
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    if not file.is_file():
+        raise ValueError(f"{file} is missing")
+    try:
+        values = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{file} is not JSON: {error}") from error
+    if not isinstance(values, dict):
+        raise ValueError(f"{file} holds no JSON object")
+    return values
 
 
 def first_fault(error: ValidationError, owner: str = "") -> str:

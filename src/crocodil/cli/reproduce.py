@@ -134,7 +134,7 @@ def evaluate(
         row = evaluate_texts(texts, corpus, court, length=length, split=split, count=len(texts))
     else:
         from crocodil.pipeline import Crocodil, Method
-        from crocodil.pipeline.generation import TOKENS_A_CALL
+        from crocodil.processes.plan import TOKENS_A_CALL
 
         pipe = Crocodil.from_pretrained(model, device=device)
         row = evaluate_model(

@@ -1,9 +1,13 @@
 """What all verbs share: the application, tables, and one clear line instead of a traceback."""
 
+import os
 import sys
 from enum import StrEnum
+from typing import Annotated, NoReturn
 
 import typer
+
+from crocodil import __version__
 
 app = typer.Typer(
     help="Masked diffusion for language, guided by continuous registers.",
@@ -20,6 +24,22 @@ class Format(StrEnum):
     JSONL = "jsonl"
 
 
+def _version(asked: bool) -> bool:
+    if asked:
+        typer.echo(f"crocodil {__version__}")
+        raise typer.Exit
+    return asked
+
+
+@app.callback()
+def about(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Masked diffusion for language, guided by continuous registers."""
+
+
 def table(rows: "list[tuple[str, ...]]") -> object:
     """First row title, second row heads; numbers to the right."""
     from rich.table import Table
@@ -33,13 +53,33 @@ def table(rows: "list[tuple[str, ...]]") -> object:
     return made
 
 
+# What is wrong with the command line itself. New versions of typer carry a click of their own: found by its name.
+_UsageError = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
+
+
 def main() -> None:
-    """One clear line instead of a traceback for what a user can set right."""
+    """Run a verb; a user's mistake, a damaged file or a lack of room is one clear line instead of a traceback."""
     try:
-        app()
-    except (ValueError, OSError) as error:
-        typer.echo(f"crocodil: {error}", err=True)
+        status = app(standalone_mode=False)
+    except _UsageError as error:
+        _fail(error.format_message(), 2)  # type: ignore[attr-defined]
+    except BrokenPipeError:  # whoever read our output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
-    except KeyboardInterrupt:
-        typer.echo("crocodil: stopped", err=True)
-        sys.exit(130)
+    except (ValueError, OSError, ArithmeticError) as error:
+        _fail(str(error), 1)
+    except (MemoryError, RuntimeError) as error:
+        if not (isinstance(error, MemoryError) or "memory" in str(error)):
+            raise
+        _fail("there is not enough memory: take a smaller batch, a shorter length or another device", 1)
+    except (KeyboardInterrupt, typer.Abort):
+        _fail("stopped", 130)
+    sys.exit(status)
+
+
+def _fail(message: str, status: int) -> NoReturn:
+    if message:  # none where the help was printed
+        line = " ".join(message.replace("Value error, ", "").split("\n"))
+        line = line.encode("utf-8", "backslashreplace").decode()
+        typer.echo(f"crocodil: {line}", err=True)
+    sys.exit(status)

@@ -1,70 +1,54 @@
-"""`crocodil generate`, `autoencode`, `encode`, `decode` and `interpolate`: what a trained model can do.
+"""`crocodil generate`, `autoencode`, `encode`, `decode`, `interpolate` and `verify`: what a model can do.
 
-Results go to stdout, everything else to stderr.
+Results go to stdout, everything else to stderr. Arguments are checked before torch is imported.
 """
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from crocodil.cli import options
 from crocodil.cli.root import Format, app
-
-Model = Annotated[str, typer.Option(help="A model folder, or builtin.")]
-Device = Annotated[str | None, typer.Option(help="cpu or cuda; the accelerator where there is one.")]
-Calls = Annotated[int | None, typer.Option(help="Of the demasker; one for every sixteen tokens by default.")]
-Length = Annotated[int | None, typer.Option(help="Of the canvas in tokens; the model's own by default.")]
-Seed = Annotated[int, typer.Option(help="The same seed gives the same texts.")]
-NumRegisters = Annotated[int | None, typer.Option("--registers", min=0, help="Decode the first of them only.")]
-As = Annotated[Format, typer.Option("--format", help="jsonl: a row for each text, with its cost.")]
-Timings = Annotated[bool, typer.Option("--timings", help="Rows hold seconds, which differ from run to run.")]
+from crocodil.pipeline.settings import BUILTIN, SETTINGS_FILE, Method, Settings, model_folder, read_settings
+from crocodil.processes.plan import DecodePlan
 
 
 @app.command()
 def generate(
-    method: Annotated[str, typer.Option(help="conwithindisc, conthendisc or base.")] = "conwithindisc",
-    count: Annotated[int, typer.Option(help="How many texts.")] = 1,
-    length: Length = None,
-    calls: Calls = None,
-    seed: Seed = 0,
-    prefix: Annotated[str, typer.Option(help="Text that is given at the beginning.")] = "",
-    suffix: Annotated[str, typer.Option(help="Text that is given at the end.")] = "",
-    registers: Annotated[int | None, typer.Option(help="Guided by the first so many of those drawn.")] = None,
-    block_size: Annotated[int | None, typer.Option(help="Fill blocks of this size from left to right.")] = None,
-    temperature: Annotated[float | None, typer.Option(help="0 takes the most probable tokens.")] = None,
-    top_p: Annotated[float | None, typer.Option(help="Draw among the most probable tokens.")] = None,
-    guidance: Annotated[
-        float | None, typer.Option(help="How strongly registers guide; not 1: twice the calls.")
-    ] = None,
-    coherence: Annotated[
-        float | None, typer.Option(min=0, help="How much registers must fit together: fluency against variety.")
-    ] = None,
-    rule: Annotated[
-        str | None,
-        typer.Option(help="most confident, noisy confidence, at random, remask or remask by confidence."),
-    ] = None,
-    threshold: Annotated[
-        float | None, typer.Option(help="Reveal all tokens more probable than this: fewer calls where it is easy.")
-    ] = None,
-    model: Model = "builtin",
-    format: As = Format.TEXT,
+    method: options.MethodName = Method.CON_WITHIN_DISC,
+    count: options.Count = 1,
+    length: options.Length = None,
+    calls: options.Calls = None,
+    seed: options.Seed = 0,
+    prefix: Annotated[str, typer.Option(parser=options.utf8, help="Text that is given at the beginning.")] = "",
+    suffix: Annotated[str, typer.Option(parser=options.utf8, help="Text that is given at the end.")] = "",
+    registers: options.Guiding = None,
+    block_size: options.BlockSize = None,
+    temperature: options.Temperature = None,
+    top_p: options.TopP = None,
+    guidance: options.Guidance = None,
+    coherence: options.Coherence = None,
+    rule: options.Rule = None,
+    threshold: options.Threshold = None,
+    model: options.Model = BUILTIN,
+    format: options.As = Format.TEXT,
     show: Annotated[bool, typer.Option("--show", help="Watch the tokens of a sample appear.")] = False,
-    timings: Timings = False,
-    device: Device = None,
+    timings: options.Timings = False,
+    verbose: options.Verbose = False,
+    device: options.Device = None,
 ) -> None:
     """Generate texts: from registers of the prior, or without any."""
+    plan = _plan(_settings(model), length, calls, block_size)
     from dataclasses import replace
 
     from crocodil.cli.texts import print_texts, watching
-    from crocodil.pipeline import Crocodil, Given, Method
+    from crocodil.pipeline import Crocodil, Given
     from crocodil.processes.masking import RULES, AboveThreshold
 
     pipe = Crocodil.from_pretrained(model, device=device)
     if coherence is not None:
         pipe = replace(pipe, settings=replace(pipe.settings, coherence=coherence))
-    if rule not in (None, *RULES):
-        raise ValueError(f"no reveal rule {rule!r}: take one of {', '.join(RULES)}")
     asked: dict[str, Any] = {
         "block_size": block_size,
         "temperature": temperature,
@@ -73,8 +57,7 @@ def generate(
         "rule": RULES.get(rule or "") if threshold is None else AboveThreshold(threshold),
     }
     given_choices = {name: value for name, value in asked.items() if value is not None}
-    choices = replace(pipe.default_choices(Method(method)), **given_choices)
-    with watching(pipe, pipe.decoding(length, calls, choices).plan.num_calls, show) as on_call:
+    with watching(pipe, plan.num_calls, show) as on_call:
         made = pipe.generate(
             count,
             method=method,
@@ -83,97 +66,164 @@ def generate(
             seed=seed,
             given=Given(prefix=prefix, suffix=suffix),
             num_registers=registers,
-            choices=choices,
+            choices=replace(pipe.default_choices(method), **given_choices),
             on_call=on_call,
         )
-    print_texts(made, format, timings=timings, about={"method": method, "seed": seed})
+    about = {"method": str(method), "seed": seed}
+    print_texts(made, format, timings=timings, about=about, verbose=verbose)
 
 
 @app.command()
 def autoencode(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE", help="Texts.")],
-    calls: Calls = None,
-    registers: NumRegisters = None,
-    model: Model = "builtin",
-    device: Device = None,
+    files: options.Texts,
+    calls: options.Calls = None,
+    registers: options.NumRegisters = None,
+    model: options.Model = BUILTIN,
+    verbose: options.Verbose = False,
+    device: options.Device = None,
 ) -> None:
     """Encode texts and decode their registers: what differs, and by how much."""
+    texts = [read_text(file) for file in files]
+    _settings(model)
     from rich.console import Console
 
-    from crocodil.cli.texts import difference, fitting, read_text, summarise
+    from crocodil.cli.texts import difference, fitting, summarise
     from crocodil.metrics import character_error_rate
     from crocodil.pipeline import Crocodil
 
-    texts = [read_text(file) for file in files]
     pipe = Crocodil.from_pretrained(model, device=device)
     texts = [fitting(pipe, text, file) for text, file in zip(texts, files, strict=True)]
     made = pipe.autoencode(texts, calls=calls, num_registers=registers, cut=True)
-    console = Console(soft_wrap=True, highlight=False)
+    console = Console(soft_wrap=True, highlight=False, markup=False)
     for file, text, found in zip(files, texts, made.texts, strict=True):
-        console.rule(f"CER {character_error_rate(text, found):.4f}: {file}", align="left", characters="-")
+        console.print(f"---- CER {character_error_rate(text, found):.4f}: {printable(file)}")
         console.print(difference(text, found, coloured=console.is_terminal))
-    summarise(made)
+    summarise(made, verbose=verbose)
 
 
 @app.command()
 def encode(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE", help="Texts.")],
+    files: options.Texts,
     out: Annotated[Path, typer.Option(help="The .safetensors file to write.")],
-    model: Model = "builtin",
-    device: Device = None,
+    split: Annotated[
+        bool, typer.Option("--split", help="Encode a long text piece by piece; without, it is cut with a warning.")
+    ] = False,
+    model: options.Model = BUILTIN,
+    device: options.Device = None,
 ) -> None:
-    """Write the registers of texts."""
-    from safetensors.torch import save_file
-
-    from crocodil.atomic import whole_file
-    from crocodil.cli.texts import fitting, read_text
-    from crocodil.pipeline import Crocodil
+    """Write the registers of texts, with the names of the files and the length of the canvas."""
+    from crocodil.atomic import plain_file
 
     texts = [read_text(file) for file in files]
+    plain_file(out)
+    _settings(model)
+    from crocodil.cli.texts import fitting, write_registers
+    from crocodil.pipeline import Crocodil
+
     pipe = Crocodil.from_pretrained(model, device=device)
-    texts = [fitting(pipe, text, file) for text, file in zip(texts, files, strict=True)]
-    registers = pipe.encode(texts, cut=True).float().cpu().contiguous()
-    with whole_file(out) as unfinished:
-        save_file({"registers": registers}, unfinished, {"files": json.dumps([str(file) for file in files])})
+    pieces = [
+        (file, piece)
+        for file, text in zip(files, texts, strict=True)
+        for piece in (pipe.pieces(text) if split else [fitting(pipe, text, file)])
+    ]
+    registers = pipe.encode([piece for _, piece in pieces], cut=True)
+    write_registers(registers, out, files=[file for file, _ in pieces])
     typer.echo(f"{out}: {' x '.join(map(str, registers.shape))} (texts, registers, width)", err=True)
 
 
 @app.command()
 def decode(
     file: Annotated[Path, typer.Argument(help="Registers, as `crocodil encode` writes them.")],
-    calls: Calls = None,
-    length: Length = None,
-    registers: NumRegisters = None,
-    model: Model = "builtin",
-    format: As = Format.TEXT,
-    timings: Timings = False,
-    device: Device = None,
+    calls: options.Calls = None,
+    length: options.Length = None,
+    registers: options.NumRegisters = None,
+    model: options.Model = BUILTIN,
+    format: options.As = Format.TEXT,
+    timings: options.Timings = False,
+    verbose: options.Verbose = False,
+    device: options.Device = None,
 ) -> None:
     """Turn registers back into texts."""
+    if not file.is_file():
+        raise ValueError(f"{printable(file)} does not exist, or is no file")
+    if length is not None:
+        _settings(model).canvas(length)
     from crocodil.cli.texts import print_texts, read_registers
     from crocodil.pipeline import Crocodil
 
-    bank = read_registers(file)[:, :registers]
+    stored = read_registers(file)
     pipe = Crocodil.from_pretrained(model, device=device)
-    print_texts(pipe.decode(bank, calls=calls, length=length), format, timings=timings, about={})
+    made = pipe.decode(stored.registers[:, :registers], calls=calls, length=length)
+    print_texts(made, format, timings=timings, about={}, verbose=verbose, files=stored.files)
 
 
 @app.command()
 def interpolate(
     first: Annotated[Path, typer.Argument(metavar="A", help="A text.")],
     second: Annotated[Path, typer.Argument(metavar="B", help="Another one.")],
-    steps: Annotated[int, typer.Option(help="How many texts, both ends included.")] = 5,
-    calls: Calls = None,
-    model: Model = "builtin",
-    format: As = Format.TEXT,
-    timings: Timings = False,
-    device: Device = None,
+    steps: options.InterpolationSteps = 5,
+    calls: options.Calls = None,
+    model: options.Model = BUILTIN,
+    format: options.As = Format.TEXT,
+    timings: options.Timings = False,
+    verbose: options.Verbose = False,
+    device: options.Device = None,
 ) -> None:
     """Texts on the way from one to another."""
-    from crocodil.cli.texts import fitting, print_texts, read_text
+    texts = [read_text(first), read_text(second)]
+    _settings(model)
+    from crocodil.cli.texts import fitting, print_texts
     from crocodil.pipeline import Crocodil
 
-    texts = [read_text(first), read_text(second)]
     pipe = Crocodil.from_pretrained(model, device=device)
     a, b = (fitting(pipe, text, file) for text, file in zip(texts, (first, second), strict=True))
-    print_texts(pipe.interpolate(a, b, steps, cut=True, calls=calls), format, timings=timings, about={})
+    made = pipe.interpolate(a, b, steps, cut=True, calls=calls)
+    print_texts(made, format, timings=timings, about={}, verbose=verbose)
+
+
+@app.command()
+def verify(
+    model: Annotated[str, typer.Argument(help="A model folder, or builtin.")] = BUILTIN,
+) -> None:
+    """Compare every file of a model with its SHA-256. Loading makes a quicker check of its own."""
+    from crocodil.checksums import verify as verify_folder
+
+    folder = model_folder(model)
+    typer.echo(f"{folder} is whole: {verify_folder(folder)} files are as they were written")
+
+
+# ---------------------------------------------------------------- checked before anything heavy is imported
+
+
+def _settings(model: str) -> Settings:
+    return read_settings(model_folder(model) / SETTINGS_FILE)
+
+
+def _plan(settings: Settings, length: int | None, calls: int | None, block_size: int | None) -> DecodePlan:
+    return DecodePlan.usual(settings.canvas(length), block_size=block_size, num_calls=calls)
+
+
+def read_text(file: Path) -> str:
+    """A text file, or one line about what else it is."""
+    name = printable(file)
+    if not file.exists():
+        raise ValueError(f"{name} does not exist")
+    if file.is_dir():
+        raise ValueError(f"{name} is a folder: name the files in it")
+    if not file.is_file():
+        raise ValueError(f"{name} is a pipe or a device, not a file")
+    content = file.read_bytes()
+    if not content.strip():
+        raise ValueError(f"{name} is empty")
+    try:
+        text = content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{name} is no UTF-8 text: byte {error.start} is {content[error.start]:#04x}") from None
+    if "\0" in text:
+        raise ValueError(f"{name} is binary, not text")
+    return text
+
+
+def printable(file: Path) -> str:
+    """The name of a file, whatever bytes it has."""
+    return str(file).encode("utf-8", "backslashreplace").decode()

@@ -7,40 +7,28 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import groupby
 from pathlib import Path
+from typing import NamedTuple
 
+import torch
 import typer
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
-from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 
+from crocodil.atomic import whole_file
 from crocodil.cli.root import Format
-from crocodil.cost import Cost
+from crocodil.cli.sample import printable
+from crocodil.config import Length, parse_as, read_as
+from crocodil.cost import NO_COST, Cost
 from crocodil.decoding import OnCall
-from crocodil.pipeline import Crocodil, Generation
+from crocodil.pipeline import Crocodil, Generation, Registers
+from crocodil.pipeline.generation import SEPARATOR
 from crocodil.shapes import RegisterBank, TokenIds
 from crocodil.tokenization import Tokenizer
 
 # ---------------------------------------------------------------- reading
-
-
-def read_text(file: Path) -> str:
-    """A text file, or one line about what else it is."""
-    if not file.exists():
-        raise ValueError(f"{file} does not exist")
-    if file.is_dir():
-        raise ValueError(f"{file} is a folder: name the files in it")
-    content = file.read_bytes()
-    if not content.strip():
-        raise ValueError(f"{file} is empty")
-    try:
-        text = content.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{file} is no UTF-8 text: byte {error.start} is {content[error.start]:#04x}") from None
-    if "\0" in text:
-        raise ValueError(f"{file} is binary, not text")
-    return text
 
 
 def fitting(pipe: Crocodil, text: str, file: Path) -> str:
@@ -48,52 +36,99 @@ def fitting(pipe: Crocodil, text: str, file: Path) -> str:
     kept, lost = pipe.fitting(text)
     if lost:
         typer.echo(
-            f"crocodil: {file} is longer than the model's {pipe.settings.lengths[-1]} tokens: the last "
+            f"crocodil: {printable(file)} is longer than the model's {pipe.settings.lengths[-1]} tokens: the last "
             f"{len(lost)} of {len(text)} characters are cut, from {lost[:30]!r} on",
             err=True,
         )
     return kept
 
 
-def read_registers(file: Path) -> RegisterBank:
-    if not file.is_file():
-        raise ValueError(f"{file} does not exist")
+class Stored(NamedTuple):
+    """What `crocodil encode` wrote."""
+
+    registers: Registers | RegisterBank  # a file of an older version does not know the length of its canvas
+    files: list[str]  # of each row
+
+
+def read_registers(file: Path) -> Stored:
     try:
-        tensors = load_file(file)
+        with safe_open(file, framework="pt") as handle:
+            about = handle.metadata() or {}
+            bank = handle.get_tensor("registers") if "registers" in handle.keys() else None  # noqa: SIM118
     except SafetensorError as error:
         raise ValueError(f"{file} is no safetensors file: {error}") from None
-    if "registers" not in tensors or tensors["registers"].ndim != 3:
+    if bank is None or bank.ndim != 3 or not bank.is_floating_point():
         raise ValueError(f"{file} holds no registers: `crocodil encode` writes such files")
-    return tensors["registers"]
+    if not torch.isfinite(bank).all():
+        raise ValueError(f"{file} holds registers that are not finite: encode the texts again")
+    files = _file_names(about.get("files"), len(bank), file)
+    return Stored(Registers(bank, parse_as(Length, about["length"])) if "length" in about else bank, files)
+
+
+def _file_names(stored: str | None, count: int, source: Path) -> list[str]:
+    if stored is None:
+        return [str(number) for number in range(count)]
+    names = read_as(list[str], json.loads(stored), source)
+    if len(names) != count:
+        raise ValueError(f"{source} holds {count} registers and {len(names)} names: encode the texts again")
+    return names
+
+
+def write_registers(registers: Registers, out: Path, *, files: Sequence[Path]) -> None:
+    about = {"length": str(registers.length), "files": json.dumps([printable(file) for file in files])}
+    with whole_file(out) as unfinished:
+        save_file({"registers": registers.bank.float().cpu().contiguous()}, unfinished, about)
 
 
 # ---------------------------------------------------------------- showing
 
 
-def print_texts(made: Generation, format: Format, *, timings: bool, about: dict[str, object]) -> None:
+def print_texts(
+    made: Generation,
+    format: Format,
+    *,
+    timings: bool,
+    about: dict[str, object],
+    verbose: bool,
+    files: Sequence[str] = (),
+) -> None:
+    """With the names of `files`, the pieces of one file are printed as one text."""
     seconds = {"seconds": made.seconds / len(made.texts)} if timings else {}
     for number, (text, cost) in enumerate(zip(made.texts, made.costs, strict=True)):
         if format is Format.JSONL:
-            row = {"sample": number, **about, "text": text, **vars(cost), **seconds}
+            of_file = {"file": files[number]} if files else {}
+            row = {"sample": number, **about, **of_file, "text": text, **vars(cost), **seconds}
             typer.echo(json.dumps(row, ensure_ascii=False))
             continue
-        if number:
-            typer.echo("-" * 40)
-        typer.echo(text)
-    summarise(made)
+        goes_on = list(files[number : number + 2]) == [files[number]] * 2 if files else False
+        typer.echo(text, nl=not goes_on)
+        if not goes_on and number + 1 < len(made.texts):
+            typer.echo(SEPARATOR)
+    summarise(made, verbose=verbose)
 
 
-def summarise(made: Generation) -> None:
-    typer.echo(cost_line(made), err=True)
+def summarise(made: Generation, *, verbose: bool) -> None:
+    typer.echo(seconds_line(made), err=True)
+    if verbose:
+        typer.echo(cost_line(made), err=True)
+
+
+def seconds_line(made: Generation) -> str:
+    count = len(made.texts)
+    each = f", {made.seconds / count:.1f} s each" if count > 1 else ""
+    note = f" ({made.note})" if made.note else ""
+    return f"{count} text{'s' if count > 1 else ''} in {made.seconds:.1f} s{each}{note}"
 
 
 def cost_line(made: Generation) -> str:
-    cost, count = made.cost, len(made.texts)
-    return (
-        f"{count} text{'s' if count > 1 else ''} in {made.seconds:.1f} s: {cost.demasker_calls} demasker, "
-        f"{cost.denoiser_calls} denoiser and {cost.encoder_calls} encoder calls; "
-        f"NFE {made.nfe:.1f} a text, {made.flop_nfe:.1f} by FLOPs" + (f" ({made.note})" if made.note else "")
+    """What a text costs on average: calls of each network, and both units of NFE."""
+    count, total = len(made.texts), sum(made.costs, NO_COST)
+    calls = (
+        f"{getattr(total, f'{network}_calls') / count:.4g} of the {network}"
+        for network in ("demasker", "denoiser", "encoder")
     )
+    nfe = f"{made.nfe:.1f} in the paper's unit, {made.flop_nfe:.1f} by FLOPs"
+    return f"calls a text: {', '.join(calls)}; NFE {nfe}"
 
 
 @contextmanager

@@ -1,8 +1,31 @@
-"""From text to text: a trained family of networks with its tokenizer."""
+"""From text to text: a trained family of networks with its tokenizer.
 
-from crocodil.pipeline.canvases import Given
-from crocodil.pipeline.family import Crocodil
-from crocodil.pipeline.folder import Settings
-from crocodil.pipeline.generation import Choices, Generation, Method
+Names are imported when they are first used, so that settings can be read without torch.
+"""
 
-__all__ = ["Choices", "Crocodil", "Generation", "Given", "Method", "Settings"]
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from crocodil.pipeline.canvases import Given
+    from crocodil.pipeline.family import Crocodil
+    from crocodil.pipeline.generation import Choices, Generation, Registers
+    from crocodil.pipeline.settings import Method, Settings
+
+_HOMES = {
+    "Choices": "generation",
+    "Crocodil": "family",
+    "Generation": "generation",
+    "Given": "canvases",
+    "Method": "settings",
+    "Registers": "generation",
+    "Settings": "settings",
+}
+
+__all__ = ["Choices", "Crocodil", "Generation", "Given", "Method", "Registers", "Settings"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'crocodil.pipeline' has no attribute {name!r}")
+    return getattr(import_module(f"crocodil.pipeline.{_HOMES[name]}"), name)

@@ -54,6 +54,20 @@ def cut_to_fit(text: str, tokenizer: Tokenizer, *, length: int) -> tuple[str, st
     return (text, "") if len(ids) <= room else (tokenizer.decode(ids[:room]), tokenizer.decode(ids[room:]))
 
 
+def split_to_fit(text: str, tokenizer: Tokenizer, *, length: int) -> list[str]:
+    """Pieces that join to the text, each within a canvas; a piece ends with a line unless its line is too long."""
+    pieces = []
+    while text:
+        piece, rest = cut_to_fit(text, tokenizer, length=length)
+        while not text.startswith(piece):  # cut inside a character
+            piece = piece[:-1]
+        if rest:
+            piece = piece[: piece.rfind("\n") + 1] or piece
+        pieces.append(piece)
+        text = text[len(piece) :]
+    return pieces
+
+
 def masked_canvas(given: Given, tokenizer: Tokenizer, *, length: int) -> Int[Tensor, "N"]:
     """Beginning, prefix, masks; and where there is a suffix, the suffix and one end."""
     special = tokenizer.special

@@ -26,15 +26,25 @@ from crocodil.models.llada import LLaDA
 from crocodil.models.register_denoiser import RegisterDenoiser
 from crocodil.models.register_encoder import RegisterEncoder
 from crocodil.pipeline import costs
-from crocodil.pipeline.agreement import check_register_width, check_vocabulary
+from crocodil.pipeline.agreement import check_networks, check_vocabulary
 from crocodil.pipeline.batches import Sample, in_batches
-from crocodil.pipeline.canvases import NOTHING, Given, cut_to_fit, fitting_length, masked_canvas, text_canvases
-from crocodil.pipeline.folder import BUILTIN, NETWORKS, Settings, load_networks, parts_of, write_folder
-from crocodil.pipeline.generation import GREEDY, Choices, Generation, Method
+from crocodil.pipeline.canvases import (
+    NOTHING,
+    Given,
+    cut_to_fit,
+    fitting_length,
+    masked_canvas,
+    split_to_fit,
+    text_canvases,
+)
+from crocodil.pipeline.folder import NETWORKS, load_networks, parts_of, write_folder
+from crocodil.pipeline.generation import GREEDY, Choices, Generation, Registers
 from crocodil.pipeline.machine import affordable_batch, compile_blocks, engine_for
 from crocodil.pipeline.priors import Priors
+from crocodil.pipeline.settings import BUILTIN, Method, Settings
 from crocodil.processes.masking import RULES
 from crocodil.processes.registers import interpolate
+from crocodil.progress import progress
 from crocodil.seeding import Streams
 from crocodil.shapes import RegisterBank, TokenIds
 from crocodil.tokenization import Retokenizer, Tokenizer
@@ -61,8 +71,7 @@ class Crocodil:
         config = self.demasker.config
         check_vocabulary("demasker", config.backbone.vocab_size, self.tokenizer)
         check_vocabulary("encoder", self.encoder.config.vocab_size, self.encoder_tokenizer or self.tokenizer)
-        for network in (self.encoder, self.prior, self.conditional):
-            check_register_width(network, config)
+        check_networks(self.demasker, self.encoder, self.prior, self.conditional, self.condition_encoder)
 
     # ------------------------------------------------------------ files
 
@@ -115,14 +124,21 @@ class Crocodil:
     # ------------------------------------------------------------ text -> registers -> text
 
     @torch.no_grad()
-    def encode(self, texts: Sequence[str], *, cut: bool = False, batch_size: int | None = None) -> RegisterBank:
+    def encode(self, texts: Sequence[str], *, cut: bool = False, batch_size: int | None = None) -> Registers:
         """Registers, K for each text; `registers[:, :k]` is the coarser description that decodes as well.
 
-        All are of canvases of one length, `canvas_length(texts)`.
+        All are of canvases of one length, `canvas_length(texts)`, which the registers remember.
         """
+        if not texts:
+            raise ValueError("there is no text to encode")
         tokens = self.tokens_of(texts, cut=cut)
         size = batch_size or self.affordable_batch(tokens.shape[1])
-        return torch.cat([self._encode(some) for some in tokens.split(size)])
+        banks = []
+        with progress("encoding", len(tokens), unit="texts", shown=len(tokens) > size) as advance:
+            for some in tokens.split(size):
+                banks.append(self._encode(some))
+                advance(len(some))
+        return Registers(torch.cat(banks), tokens.shape[1])
 
     def _encode(self, tokens: TokenIds) -> RegisterBank:
         return encode_tokens(self.encoder, tokens, retokenizer=self._retokenizer)
@@ -139,7 +155,7 @@ class Crocodil:
 
     def decode(
         self,
-        registers: RegisterBank,
+        registers: Registers | RegisterBank,
         *,
         calls: int | None = None,
         length: int | None = None,
@@ -148,11 +164,13 @@ class Crocodil:
         batch_size: int | None = None,
         on_call: OnCall | None = None,
     ) -> Generation:
-        """Texts from registers, however many of the first ones there are."""
-        width = self.demasker.config.register_width
-        if registers.shape[2] != width:
-            raise ValueError(f"registers {registers.shape[2]} wide for a model of {width}")
-        decoding, bank = self.decoding(length, calls, choices), registers.to(self.device)
+        """Texts from registers, however many of the first ones there are.
+
+        `length` is that of the canvas; only a bare tensor of registers does not know its own.
+        """
+        registers = self._registers(registers, length)
+        decoding = self.decoding(registers.length, calls, choices)
+        bank = registers.bank.to(self.device)
 
         def sample(places: range, canvas: TokenIds, streams: Streams) -> Samples:
             some = bank[places.start : places.stop]
@@ -163,6 +181,24 @@ class Crocodil:
 
         canvas = self.canvas(decoding.plan.length)
         return self._in_batches(sample, canvas, ("decode", seed), len(registers), batch_size, on_call)
+
+    def _registers(self, registers: Registers | RegisterBank, length: int | None) -> Registers:
+        """Registers that this model can decode, on a canvas of the length asked for, or of their own."""
+        bank = registers.bank if isinstance(registers, Registers) else registers
+        if length is None and isinstance(registers, Registers):
+            length = registers.length
+        if length is None and len(self.settings.lengths) > 1:
+            lengths = " or ".join(map(str, self.settings.lengths))
+            raise ValueError(f"a bare tensor of registers has no canvas length: pass length={lengths}")
+        _, count, width = bank.shape
+        expected = self.demasker.config
+        if width != expected.register_width:
+            raise ValueError(f"registers {width} wide for a model of {expected.register_width}")
+        if count > expected.num_registers:
+            raise ValueError(f"{count} registers a text for a model of {expected.num_registers}")
+        if not len(bank):
+            raise ValueError("there are no registers to decode")
+        return Registers(bank, self.settings.canvas(length))
 
     def autoencode(
         self,
@@ -208,9 +244,10 @@ class Crocodil:
         """App. D: the texts at `steps` even weights on the way from one to the other, both ends included."""
         if steps < 2:
             raise ValueError(f"an interpolation has at least its two ends, not {steps} steps")
-        first, second = self.encode([a, b], cut=cut).split(1)
+        ends = self.encode([a, b], cut=cut)
+        first, second = ends.bank.split(1)
         mixed = [interpolate(first, second, mix_weight=step / (steps - 1)) for step in range(steps)]
-        return self.decode(torch.cat(mixed), calls=calls, length=self.canvas_length([a, b]), choices=choices)
+        return self.decode(Registers(torch.cat(mixed), ends.length), calls=calls, choices=choices)
 
     # ------------------------------------------------------------ seeds -> text
 
@@ -344,6 +381,10 @@ class Crocodil:
         """The part of a text for which the longest canvas has room, and the rest."""
         return cut_to_fit(text, self.tokenizer, length=self.settings.lengths[-1])
 
+    def pieces(self, text: str) -> list[str]:
+        """A text of any length as pieces that fit the longest canvas; they end with a line where they can."""
+        return split_to_fit(text, self.tokenizer, length=self.settings.lengths[-1])
+
     def canvas_length(self, texts: Sequence[str]) -> int:
         """The model's own where it has room for all texts, else the first longer one that does, or the longest."""
         longer = [length for length in self.settings.lengths if length >= self.settings.length]
@@ -359,10 +400,7 @@ class Crocodil:
         return masked_canvas(given, self.tokenizer, length=length).to(self.device)
 
     def decoding(self, length: int | None, calls: int | None, choices: Choices) -> Decoding:
-        length = self.settings.length if length is None else length
-        if not 2 <= length <= self.settings.lengths[-1]:
-            raise ValueError(f"this model fills canvases of 2 to {self.settings.lengths[-1]} tokens, not {length}")
-        return choices.decoding(length, calls, self.tokenizer.special)
+        return choices.decoding(self.settings.canvas(length), calls, self.tokenizer.special)
 
     # ------------------------------------------------------------ batches and costs
 

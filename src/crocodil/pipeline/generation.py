@@ -1,7 +1,8 @@
 """What one asks of a model, and what one gets."""
 
 from dataclasses import dataclass, field
-from enum import StrEnum
+
+import torch
 
 from crocodil.config import Guidance, Length, Temperature, TopP, config
 from crocodil.cost import Cost
@@ -10,8 +11,6 @@ from crocodil.processes.masking import MostConfident, RevealRule
 from crocodil.processes.plan import DecodePlan
 from crocodil.shapes import RegisterBank, TokenIds
 from crocodil.tokenization import SpecialIds
-
-TOKENS_A_CALL = 16  # unless a number of calls is asked for
 
 
 @config
@@ -28,11 +27,8 @@ class Choices:
     def decoding(self, length: int, calls: int | None, special: SpecialIds) -> Decoding:
         """The same for the decode loop: on a canvas of this length, in so many calls."""
         assert special.mask is not None
-        block_size = length if self.block_size is None else self.block_size
-        if calls is None:
-            calls = length // block_size * max(1, block_size // TOKENS_A_CALL)
         return Decoding(
-            plan=DecodePlan(length=length, block_size=block_size, num_calls=calls),
+            plan=DecodePlan.usual(length, block_size=self.block_size, num_calls=calls),
             mask_id=special.mask,
             rule=self.rule,
             temperature=self.temperature,
@@ -43,19 +39,29 @@ class Choices:
         )
 
 
+SEPARATOR = "-" * 40  # between texts that are printed
 GREEDY = Choices()
 
 
-class Method(StrEnum):
-    """Where the registers come from that guide a generation."""
+@dataclass(frozen=True)
+class Registers:
+    """Registers of texts, K for each, and the length of the canvas that they describe.
 
-    BASE = "base"  # none: plain masked diffusion
-    CON_THEN_DISC = "conthendisc"  # Algorithm 2: the prior
-    CON_WITHIN_DISC = "conwithindisc"  # Algorithm 3: the prior, and again the conditional prior on the way
+    `registers[:, :k]` is the coarser description of all texts, `registers[a:b]` are those of some.
+    """
 
-    @classmethod
-    def _missing_(cls, value: object) -> "Method":
-        raise ValueError(f"no method {value!r}: take one of {', '.join(cls)}")
+    bank: RegisterBank
+    length: int
+
+    def __getitem__(self, index: slice | tuple[slice, ...]) -> "Registers":
+        return Registers(self.bank[index], self.length)
+
+    def __len__(self) -> int:
+        return len(self.bank)
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.bank.shape
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,3 +75,6 @@ class Generation:
     flop_nfe: float  # the same weighted by positions too, in calls of the base over the bare text
     seconds: float
     note: str = ""  # what the caller may not expect
+
+    def __str__(self) -> str:
+        return f"\n{SEPARATOR}\n".join(self.texts)

@@ -15,7 +15,7 @@ from crocodil.encoding import encode_tokens
 from crocodil.models.register_denoiser import RegisterDenoiser
 from crocodil.models.register_encoder import RegisterEncoder
 from crocodil.pipeline.canvases import NOTHING, masked_canvas
-from crocodil.pipeline.folder import Settings
+from crocodil.pipeline.settings import Settings
 from crocodil.samplers import PriorSampling, draw_registers
 from crocodil.seeding import Streams
 from crocodil.shapes import RegisterBank, TokenIds

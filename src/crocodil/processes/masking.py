@@ -316,9 +316,8 @@ class RemaskByConfidence:
         return staying | highest(_noisy(step, self.noise), among=step.hidden, count=quota + again)
 
 
-MOST_CONFIDENT = "most confident"
-RULES: dict[str, RevealRule] = {
-    MOST_CONFIDENT: MostConfident(),
+RULES: dict[str, RevealRule] = {  # by the names of `crocodil.processes.plan.RuleName`
+    "most confident": MostConfident(),
     "noisy confidence": NoisyConfidence(),
     "at random": AtRandom(),
     "remask": Remask(),

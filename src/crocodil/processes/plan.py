@@ -5,8 +5,14 @@ Whole numbers only. Does not import torch, so that settings can be checked befor
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 from crocodil.config import Length, config
+
+# Which tokens a call keeps: the rules are in `crocodil.processes.masking`.
+RuleName = Literal["most confident", "noisy confidence", "at random", "remask", "remask by confidence"]
+
+TOKENS_A_CALL = 16  # unless a number of calls is asked for
 
 
 @dataclass(frozen=True)
@@ -48,6 +54,14 @@ class DecodePlan:
     def one_block(cls, length: int, num_calls: int) -> "DecodePlan":
         """The whole sequence as a single block, as in all generation experiments of the paper."""
         return cls(length=length, block_size=length, num_calls=num_calls)
+
+    @classmethod
+    def usual(cls, length: int, *, block_size: int | None = None, num_calls: int | None = None) -> "DecodePlan":
+        """One block and sixteen tokens for every call, unless asked otherwise."""
+        block_size = length if block_size is None else block_size
+        if num_calls is None:
+            num_calls = length // max(block_size, 1) * max(1, block_size // TOKENS_A_CALL)
+        return cls(length=length, block_size=block_size, num_calls=num_calls)
 
     @property
     def num_blocks(self) -> int:

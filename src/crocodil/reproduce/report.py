@@ -14,7 +14,7 @@ import crocodil
 from crocodil.atomic import whole_file
 from crocodil.figures import can_draw, draw
 from crocodil.pipeline import Method
-from crocodil.pipeline.generation import TOKENS_A_CALL
+from crocodil.processes.plan import TOKENS_A_CALL
 from crocodil.reproduce import (
     ablations,
     autoencoder,
