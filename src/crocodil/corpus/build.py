@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict
 from itertools import islice, pairwise
 from pathlib import Path
@@ -19,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from crocodil.atomic import remove_unfinished, whole_directory, whole_file
-from crocodil.corpus.documents import Document
+from crocodil.corpus.documents import Document, utf8_name
 from crocodil.corpus.harvest import COUNTS_FILE, harvest, read_documents
 from crocodil.corpus.leaks import WINDOW, leaked_shares
 from crocodil.corpus.recipe import Recipe
@@ -44,13 +45,18 @@ TRAIN = SPLITS.index("train")
 
 def build(recipe: Recipe, out: Path, *, num_processes: int | None = None) -> Corpus:
     """Build a corpus in `out`, or finish one that was begun there; `out/work` may be deleted afterwards."""
+    if num_processes is not None and num_processes < 1:
+        raise ValueError(f"a build takes one process or more, not {num_processes}")
     num_processes = num_processes or os.cpu_count() or 1
+    if recipe.tokenizer is not None:
+        Tokenizer.load(recipe.tokenizer)  # before anything is read: that may take hours
     work = out / "work"
     work.mkdir(parents=True, exist_ok=True)
     _claim(out, recipe)
     if (out / CORPUS_FILE).exists():
         return Corpus(out)
     remove_unfinished(out)
+    remove_unfinished(work)
     directories = run_harvest(recipe, work, num_processes=num_processes)
     documents = catalogue(directories, work / "signatures.bin")
     selection = select(documents, recipe)
@@ -62,9 +68,11 @@ def build(recipe: Recipe, out: Path, *, num_processes: int | None = None) -> Cor
 def _claim(out: Path, recipe: Recipe) -> None:
     """A directory belongs to one recipe."""
     claim = out / "work" / "recipe"
-    if claim.exists() and claim.read_text() != recipe.corpus_fingerprint():
+    if not claim.exists():
+        with whole_file(claim) as unfinished:
+            unfinished.write_text(recipe.corpus_fingerprint())
+    if claim.read_bytes() != recipe.corpus_fingerprint().encode():
         raise ValueError(f"{out} was begun with another recipe: choose another directory, or delete it")
-    claim.write_text(recipe.corpus_fingerprint())
 
 
 def run_harvest(recipe: Recipe, work: Path, *, num_processes: int) -> list[Path]:
@@ -79,7 +87,7 @@ def run_harvest(recipe: Recipe, work: Path, *, num_processes: int) -> list[Path]
         for unit, directory in zip(units, directories, strict=True)
         if not directory.exists()
     }
-    names = {directory: unit.name for unit, directory in zip(units, directories, strict=True)}
+    names = {directory: utf8_name(unit.name) for unit, directory in zip(units, directories, strict=True)}
     with progress("reading", len(units), unit="units") as advance:
         advance(len(units) - len(jobs), "done before")
         for directory in in_processes(jobs, num_processes):
@@ -89,7 +97,8 @@ def run_harvest(recipe: Recipe, work: Path, *, num_processes: int) -> list[Path]
 
 def in_processes(jobs: dict[Path, tuple], num_processes: int) -> Iterable[Path]:
     """Run (function, *arguments) for each key; keys as they are done. The first error stops the rest."""
-    if num_processes == 1:
+    num_processes = min(num_processes, len(jobs))
+    if num_processes <= 1:
         for key, (function, *arguments) in jobs.items():
             function(*arguments)
             yield key
@@ -101,6 +110,10 @@ def in_processes(jobs: dict[Path, tuple], num_processes: int) -> Iterable[Path]:
             for future in as_completed(futures):
                 future.result()
                 yield futures[future]
+        except BrokenProcessPool as error:
+            raise ValueError(
+                "a process of this build was killed, for want of memory? Take fewer --processes"
+            ) from error
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
