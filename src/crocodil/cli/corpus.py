@@ -1,6 +1,5 @@
 """`crocodil corpus`: build, look at and move a corpus of programs."""
 
-import math
 from pathlib import Path
 from typing import Annotated
 
@@ -80,7 +79,6 @@ def card(directory: Path, out: Annotated[Path, typer.Option(help="The Markdown f
     from crocodil.corpus import report
     from crocodil.corpus.shards import Corpus
 
-    _check_file_to_write(out)
     _write(out, "\n".join(report.card(Corpus(directory))))
     typer.echo(f"written to {out}")
 
@@ -91,11 +89,12 @@ def lock(
     out: Annotated[Path, typer.Option(help="The manifest to write.")],
 ) -> None:
     """Pin the newest wheel of each package: name, version and sha256."""
+    from crocodil.atomic import plain_file
     from crocodil.corpus.registry import lock as lock_names
     from crocodil.corpus.registry import read_names, without_pin
     from crocodil.progress import progress
 
-    _check_file_to_write(out)  # first: the registry may take minutes to answer
+    plain_file(out)  # first: the registry may take minutes to answer
     listed = read_names(names)
     with progress("asking the registry", len(listed), unit="packages") as advance:
         pins = lock_names(listed, found=advance)
@@ -126,8 +125,6 @@ def pack(
     from crocodil.corpus.packing import pack as pack_corpus
     from crocodil.corpus.shards import Corpus
 
-    if math.isnan(piece_megabytes):  # no range refuses it
-        raise ValueError("--piece-megabytes is no number")
     for file in pack_corpus(Corpus(directory), out, piece_bytes=int(piece_megabytes * 1e6)):
         typer.echo(f"{file}  {file.stat().st_size / 1e6:.1f} MB")
 
@@ -142,13 +139,6 @@ def unpack(
 
     unpack_corpus(pieces, out)
     typer.echo(f"{out} is whole")
-
-
-def _check_file_to_write(file: Path) -> None:
-    if file.is_dir():
-        raise ValueError(f"--out {file} is a folder: name a file in it")
-    if not file.parent.is_dir():
-        raise ValueError(f"--out {file}: there is no folder {file.parent}")
 
 
 def _write(file: Path, text: str) -> None:

@@ -4,6 +4,7 @@ Every stage leaves files that appear whole or not at all, and skips what it find
 killed at any point and started again ends with the same checksums. `corpus.json` is written last.
 """
 
+import hashlib
 import json
 import multiprocessing
 import os
@@ -36,6 +37,7 @@ from crocodil.corpus.shards import (
     checksums,
     token_dtype,
 )
+from crocodil.corpus.sources import Unit
 from crocodil.progress import progress
 from crocodil.tokenization import Tokenizer
 
@@ -75,12 +77,25 @@ def _claim(out: Path, recipe: Recipe) -> None:
         raise ValueError(f"{out} was begun with another recipe: choose another directory, or delete it")
 
 
+def _claim_units(claim: Path, units: Sequence[Unit]) -> None:
+    """What was read is known by its place in the list of units, so that list must stay as it was."""
+    listed = hashlib.sha256("\n".join(repr(unit) for unit in units).encode()).hexdigest()
+    if not claim.exists():
+        with whole_file(claim) as unfinished:
+            unfinished.write_text(listed)
+    if claim.read_bytes() != listed.encode():
+        raise ValueError(
+            f"files came or went since this build began: delete {claim.parent.parent}, and begin anew"
+        )
+
+
 def run_harvest(recipe: Recipe, work: Path, *, num_processes: int) -> list[Path]:
     """Harvest every unit that is not harvested yet; the directories of all, in order."""
     root = work / f"harvest-{recipe.harvest_fingerprint()}"
     root.mkdir(parents=True, exist_ok=True)
     remove_unfinished(root)
     units = recipe.source.units()
+    _claim_units(work / "units", units)
     directories = [root / f"{number:06d}" for number in range(len(units))]
     jobs = {
         directory: (harvest, unit, recipe, directory)

@@ -97,6 +97,7 @@ def lock(names: Sequence[str], *, found: Callable[[int], None] = lambda count: N
     for name in names:
         if not _is_name(name):
             raise ValueError(f"{name!r} is no name of a package, nor of the form name==version")
+    names = list(dict.fromkeys(names))
     pins: list[Pin] = []
     for start in range(0, len(names), NAMES_AT_ONCE):
         some = names[start : start + NAMES_AT_ONCE]

@@ -19,6 +19,9 @@ from numpy.typing import NDArray
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict  # pydantic takes typing's own from Python 3.12 on
 
+from crocodil.atomic import LOCK_FILE
+from crocodil.config import first_fault
+
 FORMAT, FORMAT_VERSION = "crocodil corpus", 1
 CORPUS_FILE, TOKENIZER_FILE = "corpus.json", "tokenizer.json"
 TOO_FEW_FILES = "build a corpus from more files (three that differ are the least)"
@@ -105,10 +108,9 @@ def read_description(file: Path) -> Description:
     try:
         return TypeAdapter(Description).validate_python(values, strict=True)
     except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(map(str, first["loc"]))
+        fault = first_fault(error)
         raise ValueError(
-            f"{file}: {field}: {first['msg']}; rebuild the corpus or run `crocodil corpus verify {file.parent}`"
+            f"{file}: {fault}; rebuild the corpus or run `crocodil corpus verify {file.parent}`"
         ) from None
 
 
@@ -153,7 +155,9 @@ def checksums(directory: Path) -> dict[str, str]:
     names = sorted(
         path.relative_to(directory).as_posix()
         for path in directory.rglob("*")
-        if path.is_file() and path.name != CORPUS_FILE and "work" not in path.relative_to(directory).parts
+        if path.is_file()
+        and path.name not in (CORPUS_FILE, LOCK_FILE)
+        and "work" not in path.relative_to(directory).parts
     )
     found = {}
     for name in names:
