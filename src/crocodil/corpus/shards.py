@@ -11,16 +11,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import file_digest
-from pathlib import Path, PurePosixPath
-from typing import Annotated
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict  # pydantic takes typing's own from Python 3.12 on
 
 from crocodil.atomic import LOCK_FILE
-from crocodil.config import first_fault
+from crocodil.config import Amount, TokenId, Weight, Width, read_as
 
 FORMAT, FORMAT_VERSION = "crocodil corpus", 1
 CORPUS_FILE, TOKENIZER_FILE = "corpus.json", "tokenizer.json"
@@ -36,20 +34,6 @@ PROGRAM = np.dtype([("shard", "<i4"), ("start", "<i8"), ("length", "<i4"), ("pac
 # ---------------------------------------------------------------- the description
 
 
-def _inside(name: str) -> str:
-    path = PurePosixPath(name)
-    if path.is_absolute() or ".." in path.parts or "\\" in name:
-        raise ValueError("a path inside the corpus is expected")
-    return name
-
-
-Count = Annotated[int, Field(ge=0, lt=1 << 63)]
-Amount = Annotated[list[Count], Field(min_length=2, max_length=2)]  # files or documents, and bytes or characters
-TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
-Share = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Inside = Annotated[str, AfterValidator(_inside)]
-
-
 class SpecialDescription(TypedDict):
     mask: TokenId | None
     bos: TokenId
@@ -58,16 +42,16 @@ class SpecialDescription(TypedDict):
 
 
 class TokenizerDescription(TypedDict):
-    vocab_size: Annotated[int, Field(ge=1, lt=1 << 31)]
+    vocab_size: Width
     special: SpecialDescription
 
 
 class SplitDescription(TypedDict):
-    shards: list[Inside]
-    documents: Count
-    packages: Count
-    chars: Count
-    tokens: Count
+    shards: list[str]
+    documents: Amount
+    packages: Amount
+    chars: Amount
+    tokens: Amount
 
 
 class PackageDescription(TypedDict):
@@ -77,11 +61,11 @@ class PackageDescription(TypedDict):
 
 
 class CountsDescription(TypedDict):
-    read: Amount
-    kept: Amount
-    dropped: dict[str, Amount]  # by reason
+    read: tuple[Amount, Amount]  # files, bytes
+    kept: tuple[Amount, Amount]
+    dropped: dict[str, tuple[Amount, Amount]]  # by reason
     skipped: dict[str, list[str]]  # by reason: the names
-    seconds: dict[str, Share]  # by stage
+    seconds: dict[str, Weight]  # by stage
 
 
 class Description(TypedDict):
@@ -92,10 +76,10 @@ class Description(TypedDict):
     recipe: str
     tokenizer: TokenizerDescription
     splits: dict[str, SplitDescription]
-    leaked_share: dict[str, Share]
+    leaked_share: dict[str, Weight]
     packages: list[PackageDescription]
     counts: CountsDescription
-    sha256: dict[Inside, str]
+    sha256: dict[str, str]
 
 
 def read_description(file: Path) -> Description:
@@ -106,12 +90,17 @@ def read_description(file: Path) -> Description:
     if not isinstance(values, dict) or [values.get("format"), values.get("version")] != [FORMAT, FORMAT_VERSION]:
         raise ValueError(f"{file} is not version {FORMAT_VERSION} of this project's corpus format")
     try:
-        return TypeAdapter(Description).validate_python(values, strict=True)
-    except ValidationError as error:
-        fault = first_fault(error)
-        raise ValueError(
-            f"{file}: {fault}; rebuild the corpus or run `crocodil corpus verify {file.parent}`"
-        ) from None
+        description = read_as(Description, values, file)
+        names = [
+            *description["sha256"],
+            *(name for split in description["splits"].values() for name in split["shards"]),
+        ]
+        for name in names:
+            if Path(name).is_absolute() or ".." in Path(name).parts:
+                raise ValueError(f"{file}: {name!r} is no file of this corpus")
+    except ValueError as error:
+        raise ValueError(f"{error}; rebuild the corpus or run `crocodil corpus verify {file.parent}`") from None
+    return description
 
 
 # ---------------------------------------------------------------- writing
