@@ -68,7 +68,7 @@ def config(cls: type[Class]) -> type[Class]:
 def read_as(kind: type[Class], values: Any, source: object) -> Class:
     """The config that JSON values describe; `source` is the file that an error names."""
     try:
-        return TypeAdapter(kind).validate_json(json.dumps(values))
+        return TypeAdapter(kind).validate_json(json.dumps(values), strict=True)
     except ValidationError as error:
         raise ValueError(f"{source}: {first_fault(error)}") from None
 

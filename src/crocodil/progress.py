@@ -49,7 +49,7 @@ def _bar(what: str, total: int, unit: str, console: Console) -> Iterator[Advance
         TimeElapsedColumn(),
         TextColumn("ETA"),
         TimeRemainingColumn(),
-        TextColumn("[dim]{task.fields[note]}"),
+        TextColumn("{task.fields[note]}", style="dim", markup=False),  # a file's name may look like markup
     )
     with Progress(*columns, console=console) as bars:
         task = bars.add_task(what, total=total, note="")
@@ -71,6 +71,7 @@ def _lines(what: str, total: int, unit: str, console: Console) -> Iterator[Advan
             console.print(
                 f"{what}: {done}/{total} {unit}, {per_s:.3g} a second, {left_s:.0f} s left {note}",
                 highlight=False,
+                markup=False,
             )
 
     yield advance

@@ -1,9 +1,12 @@
 """A whole corpus from a registry of small wheels: resumable, reproducible, movable."""
 
+import gzip
+import io
 import json
 import os
 import re
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,17 +16,21 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 from wheels import make_wheel, program
 
 from crocodil import cli
-from crocodil.corpus.build import build
+from crocodil.cli.root import table
+from crocodil.corpus.build import build, run_harvest
 from crocodil.corpus.packing import pack, unpack
 from crocodil.corpus.recipe import Recipe
 from crocodil.corpus.registry import lock, read_manifest
-from crocodil.corpus.report import samples, tables
+from crocodil.corpus.report import samples, tables, warnings
 from crocodil.corpus.shards import Corpus, checksums
 from crocodil.corpus.sources import Files, Wheels
+from crocodil.presets.corpora import own_python
+from crocodil.progress import progress
 from crocodil.tokenization import Tokenizer
 
 NAMES = [f"pack{number:02d}" for number in range(12)] + ["copyleft"]
@@ -188,6 +195,68 @@ def corpus(tmp_path):
     return build(recipe, tmp_path / "corpus", num_processes=1)
 
 
+@pytest.fixture(scope="module")
+def small_corpus(tmp_path_factory):
+    """The folder of a corpus of 21 files that nobody changes; one name looks like markup, one file is a pipe."""
+    root = tmp_path_factory.mktemp("small")
+    (root / "files").mkdir()
+    for number in range(20):
+        (root / "files" / f"m{number}.py").write_text(program(f"q{number}", 5))
+    (root / "files" / "[red]x.py").write_text(program("red", 5))
+    os.mkfifo(root / "files" / "[bold]p.py")
+    build(replace(own_python(root / "files"), vocab_size=400), root / "corpus", num_processes=1)
+    return root / "corpus"
+
+
+def test_a_small_folder_of_own_files_fills_all_splits(small_corpus):
+    found = Corpus(small_corpus)
+    assert all(found.shards(split) for split in ("train", "valid", "test"))
+    assert list(warnings(found)) == []
+
+
+def test_an_empty_split_is_said_by_the_build_by_the_report_and_by_whatever_needs_it(tmp_path, capsys):
+    for number in range(2):
+        (tmp_path / "files").mkdir(exist_ok=True)
+        (tmp_path / "files" / f"m{number}.py").write_text(program(f"q{number}", 5))
+    out = tmp_path / "out"
+    arguments = [
+        "build",
+        "--preset",
+        "python-files",
+        "--source",
+        tmp_path / "files",
+        "--out",
+        out,
+        "--processes",
+        1,
+    ]
+    warning = (
+        "crocodil: warning: the test split is empty, which `crocodil reproduce` needs: build a corpus from more"
+    )
+    for verb in ([*arguments, "--vocab-size", 300], ["show", out]):
+        code, _, said = called(capsys, "corpus", *verb)
+        assert code == 0
+        assert warning in said
+    with pytest.raises(ValueError, match="the test split holds no program of at most 64 tokens"):
+        Corpus(out).programs("test", length=64)
+    for verb in (["evaluate", "--split", "test"], ["reproduce", "generation", "--out", tmp_path / "results"]):
+        code, _, said = called(capsys, *verb, "--data", out)
+        assert code == 1
+        assert said.startswith("crocodil: the test split of ")
+        assert len(said.splitlines()) == 1
+
+
+def test_a_build_goes_on_only_with_the_files_it_began_with(tmp_path):
+    for number in range(5):
+        (tmp_path / "files").mkdir(exist_ok=True)
+        (tmp_path / "files" / f"m{number}.py").write_text(program(f"q{number}", 5))
+    recipe = replace(own_python(tmp_path / "files"), vocab_size=300)
+    run_harvest(recipe, tmp_path / "out" / "work", num_processes=1)
+    (tmp_path / "files" / "m1.py").unlink()
+    with pytest.raises(ValueError, match="files came or went"):
+        build(recipe, tmp_path / "out", num_processes=1)
+
+
 def test_a_packed_corpus_comes_back_whole(corpus, tmp_path):
     pieces = pack(corpus, tmp_path / "pieces", piece_bytes=2000)
     assert len(pieces) > 2
@@ -197,6 +266,26 @@ def test_a_packed_corpus_comes_back_whole(corpus, tmp_path):
     assert checksums(back.directory) == checksums(corpus.directory)
     programs, again = corpus.programs("train", length=128), back.programs("train", length=128)
     assert np.array_equal(programs.batch(range(10)), again.batch(range(10)))
+
+
+def test_more_than_a_thousand_pieces_are_put_together_in_order(corpus, tmp_path):
+    (piece,) = pack(corpus, tmp_path / "pieces", piece_bytes=10**9)
+    data, size = piece.read_bytes(), piece.stat().st_size // 1100
+    for number in range(0, -(-len(data) // size)):
+        (tmp_path / "pieces" / f"piece-{number:03d}.xz").write_bytes(data[number * size : (number + 1) * size])
+    assert (tmp_path / "pieces" / "piece-1000.xz").exists()
+    unpack(tmp_path / "pieces", tmp_path / "back")
+
+
+def test_a_pack_that_fails_leaves_no_pieces(corpus, tmp_path):
+    next(corpus.directory.rglob("tokens.bin")).unlink()
+    with pytest.raises(OSError, match="No such file"):
+        pack(corpus, tmp_path / "pieces", piece_bytes=2000)
+    assert not (tmp_path / "pieces").exists()
+    assert not list(tmp_path.glob(".unfinished-*"))
+    for size in (0, -1, 999):
+        with pytest.raises(ValueError, match="at least 1,000 bytes"):
+            pack(corpus, tmp_path / "pieces", piece_bytes=size)
 
 
 def test_missing_and_damaged_pieces_are_refused(corpus, tmp_path):
@@ -235,6 +324,66 @@ def test_a_damaged_or_unfinished_corpus_is_refused(corpus):
         Corpus(corpus.directory)
 
 
+WRONG_VALUES = [
+    ("packages", None), ("packages", [1]), ("packages", [{"name": 1, "licence": "MIT", "split": None}]),
+    ("splits", []), ("splits.train", "x"), ("splits.train.shards", [3]),
+    ("splits.valid.documents", "3"), ("splits.test.tokens", -1),
+    ("tokenizer", None), ("tokenizer.vocab_size", "400"), ("tokenizer.vocab_size", 10**30),
+    ("tokenizer.vocab_size", 0), ("tokenizer.special.eos", None), ("tokenizer.special.eos", True),
+    ("leaked_share.valid", float("nan")), ("counts.read", [1]), ("counts.dropped", {"x": "y"}), ("counts", 3),
+    ("counts.skipped", {"x": 1}), ("sha256", {"x": 1}), ("recipe", None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("field", "value"), WRONG_VALUES)
+def test_a_wrong_value_in_the_description_is_one_line_that_names_its_field(small_corpus, tmp_path, field, value):
+    description = json.loads((small_corpus / "corpus.json").read_text())
+    *path, last = field.split(".")
+    owner = description
+    for name in path:
+        owner = owner[name]
+    owner[last] = value
+    (tmp_path / "corpus.json").write_text(json.dumps(description))
+    with pytest.raises(ValueError, match=rf"corpus\.json: {field}") as caught:
+        Corpus(tmp_path)
+    assert "\n" not in str(caught.value)
+    assert "crocodil corpus verify" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["../../elsewhere", "/etc/passwd", "a/../../b"])
+def test_a_description_that_points_outside_is_refused(small_corpus, tmp_path, name):
+    description = json.loads((small_corpus / "corpus.json").read_text())
+    checksums = description["sha256"] | {name: "0" * 64}
+    splits = description["splits"] | {"test": description["splits"]["test"] | {"shards": [name]}}
+    for change in ({"sha256": checksums}, {"splits": splits}):
+        (tmp_path / "corpus.json").write_text(json.dumps(description | change))
+        with pytest.raises(ValueError, match=rf"{name}' is no file of this corpus; rebuild"):
+            Corpus(tmp_path)
+
+
+def test_a_description_that_lacks_a_field_is_refused(small_corpus, tmp_path):
+    description = json.loads((small_corpus / "corpus.json").read_text())
+    for field in description.keys() - {"format", "version"}:
+        rest = {name: value for name, value in description.items() if name != field}
+        (tmp_path / "corpus.json").write_text(json.dumps(rest))
+        with pytest.raises(ValueError, match=rf"corpus\.json: {field} is missing"):
+            Corpus(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["[1, 2]", "3", "null", '"x"', "{}"])
+def test_a_description_that_is_no_description_is_refused(tmp_path, content):
+    (tmp_path / "corpus.json").write_text(content)
+    with pytest.raises(ValueError, match="is not version 1"):
+        Corpus(tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xff", b"[" * 200_000])
+def test_a_description_that_is_no_json_is_refused(tmp_path, content):
+    (tmp_path / "corpus.json").write_bytes(content)
+    with pytest.raises(ValueError, match=r"corpus\.json is no JSON"):
+        Corpus(tmp_path)
+
+
 def test_the_report_counts_what_is_there(corpus):
     found = {rows[0][0]: rows for rows in tables(corpus)}
     assert found["Splits"][2][0] == "train"
@@ -254,6 +403,100 @@ def run(*arguments):
         command, capture_output=True, text=True, check=False, env={**os.environ, "COLUMNS": "120"}
     )
     return done.returncode, done.stdout, done.stderr
+
+
+def called(capsys, *arguments):
+    """The same without a process of its own."""
+    before, sys.argv = sys.argv, ["crocodil", *map(str, arguments)]
+    try:
+        cli.main()
+        code = 0
+    except SystemExit as ended:
+        code = ended.code or 0
+    finally:
+        sys.argv = before
+    return code, *capsys.readouterr()
+
+
+def test_names_are_printed_as_they_are(small_corpus, capsys):
+    code, shown, _ = called(capsys, "corpus", "show", small_corpus, "--samples", 0)
+    assert code == 0
+    assert "[bold]p.py" in shown
+    console = Console(width=200, file=io.StringIO())
+    names = ("[red]x.py", ":smile:", "[/]", "[link=x]")
+    console.print(table([("[b]title of it",), ("[i]head", "other"), names[:2], names[2:]]))
+    assert all(name in console.file.getvalue() for name in ("[b]title of it", "[i]head", *names))
+
+
+def test_progress_prints_names_as_they_are(capsys):
+    with progress("reading", 1, unit="units") as advance:
+        advance(1, "[red]x.py ...")
+    assert "[red]x.py ..." in capsys.readouterr().err
+
+
+OUT_OF_RANGE = [
+    ("pack", "--piece-megabytes", (0, -1, 1e-9, "inf", "-inf", "nan", "x")),
+    ("show", "--samples", (-1, "x", 10**30)),
+    ("show", "--length", (0, 2, -1, 10**30)),
+    ("build", "--vocab-size", (0, -1, 259, 10**30)),
+    ("build", "--processes", (0, -1, 10**9)),
+]
+
+
+@pytest.mark.parametrize(("verb", "option", "values"), OUT_OF_RANGE)
+def test_a_number_out_of_range_is_refused_at_the_option(small_corpus, tmp_path, capsys, verb, option, values):
+    place = {
+        "pack": [small_corpus, "--out", tmp_path / "out"],
+        "show": [small_corpus],
+        "build": ["--preset", "python-files", "--source", tmp_path, "--out", tmp_path / "out"],
+    }[verb]
+    for value in values:
+        code, _, said = called(capsys, "corpus", verb, *place, f"{option}={value}")
+        assert code == 2
+        assert option in said
+    assert not (tmp_path / "out").exists()
+
+
+def test_every_mistake_is_one_line(small_corpus, tmp_path, capsys):
+    (tmp_path / "names.txt").write_bytes(b"\xff\0\x80")
+    (tmp_path / "list.txt").write_text("numpy --log=x")
+    (tmp_path / "tokenizer.json").write_text('{"model": 3}')
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files" / "a.py").write_text(program("a", 5))
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "rows.jsonl.gz").write_bytes(gzip.compress(b'{"text": "x"}' * 1000)[:-20])
+    own = ["build", "--preset", "python-files", "--out", tmp_path / "out", "--processes", 1, "--source"]
+    for arguments, message in (
+        (["card", small_corpus, "--out", tmp_path], "is no plain file"),
+        (["card", small_corpus, "--out", tmp_path / "no" / "card.md"], "does not exist"),
+        (["lock", tmp_path / "names.txt", "--out", tmp_path / "lock"], r"names\.txt is no text file"),
+        (["lock", tmp_path / "list.txt", "--out", tmp_path / "lock"], r"list\.txt: '--log=x' is no name"),
+        (["lock", tmp_path / "list.txt", "--out", tmp_path / "no" / "lock"], "does not exist"),
+        (["lock", tmp_path, "--out", tmp_path / "lock"], "is no file"),
+        ([*own, tmp_path / "pipe"], "pipe is neither a folder nor an archive"),
+        (
+            [*own, tmp_path / "rows.jsonl.gz"],
+            r"rows\.jsonl\.gz is not a readable file of rows: Compressed file ended",
+        ),
+        (
+            [*own, tmp_path / "files", "--tokenizer", tmp_path / "tokenizer.json"],
+            r"tokenizer\.json is no tokenizer",
+        ),
+        ([*own, tmp_path / "files", "--tokenizer", tmp_path], "is missing: a tokenizer is a tokenizer.json"),
+    ):
+        code, _, said = called(capsys, "corpus", *arguments)
+        assert (code, len(said.strip().splitlines())) == (1, 1), said
+        assert re.search(f"crocodil: .*{message}", said), said
+        for leftover in (tmp_path / "out", tmp_path / "lock"):
+            assert not (leftover / "corpus.json").exists()
+        shutil.rmtree(tmp_path / "out", ignore_errors=True)
+
+
+def test_a_card_is_written_whole(small_corpus, tmp_path, capsys):
+    code, *_ = called(capsys, "corpus", "card", small_corpus, "--out", tmp_path / "card.md")
+    assert code == 0
+    assert (tmp_path / "card.md").read_text().startswith("# Sources and licences")
+    assert [file.name for file in tmp_path.iterdir()] == ["card.md"]
 
 
 def test_the_command_line_shows_packs_and_unpacks_a_corpus(corpus, tmp_path):

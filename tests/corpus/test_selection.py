@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from wheels import program
@@ -5,7 +7,7 @@ from wheels import program
 from crocodil.corpus.documents import Document
 from crocodil.corpus.harvest import INDEX_FILE, Index
 from crocodil.corpus.recipe import Recipe
-from crocodil.corpus.selection import SPLITS, catalogue, family, near_duplicates, select
+from crocodil.corpus.selection import SPLITS, _draw, catalogue, family, near_duplicates, select
 from crocodil.corpus.sources import Files
 
 
@@ -108,3 +110,43 @@ def test_whole_families_are_held_out_at_the_share_asked_for(tmp_path, recipe):
 def test_nothing_left_is_an_error(tmp_path):
     with pytest.raises(ValueError, match="no document passed the filters"):
         catalogued(tmp_path, [], [])
+
+
+@pytest.mark.parametrize("by_family", [True, False])
+@pytest.mark.parametrize("count", [3, 4, 21])
+def test_three_files_or_families_fill_all_splits(tmp_path, recipe, count, by_family):
+    rows = [(f"family{number % count}", program(f"m{number}", 5)) for number in range(2 * count)]
+    rows = rows if by_family else rows[:count]
+    documents = catalogued(tmp_path, rows)
+    for key in range(5):
+        small = replace(recipe, hold_out_families=by_family, split_key=f"{key}", near_duplicate=1.0)
+        split = select(documents, small).split
+        held = [(split == number).sum() for number in range(3)]
+        assert min(held) > 0
+        assert held[SPLITS.index("train")] == max(held)
+        if by_family:
+            assert (split[:count] == split[count:]).all()
+
+
+def test_a_split_that_is_drawn_stays_as_it_is_drawn(tmp_path, recipe):
+    documents = catalogued(tmp_path, [(f"family{number}", program(f"m{number}", 5)) for number in range(40)])
+    drawn = replace(recipe, valid_share=0.2, test_share=0.2, near_duplicate=1.0)
+    draws = np.array([_draw(f"{drawn.split_key}/family{number}") for number in range(40)])
+    expected = np.where(draws < 0.2, SPLITS.index("valid"), np.where(draws < 0.4, SPLITS.index("test"), 0))
+    assert len(np.unique(expected)) == 3
+    assert select(documents, drawn).split.tolist() == expected.tolist()
+
+
+def test_train_is_filled_first_and_a_split_without_a_share_stays_empty(tmp_path, recipe):
+    (tmp_path / "one").mkdir()
+    one = catalogued(tmp_path / "one", [("a", program("m", 5))])
+    assert select(one, replace(recipe, valid_share=0.9)).split.tolist() == [SPLITS.index("train")]
+    documents = catalogued(tmp_path, [(f"family{number}", program(f"m{number}", 5)) for number in range(9)])
+    split = select(documents, replace(recipe, valid_share=0.0, test_share=0.0)).split
+    assert set(split.tolist()) == {SPLITS.index("train")}
+
+
+@pytest.mark.parametrize("shares", [(-0.1, 0.1), (0.5, 0.5), (float("nan"), 0.1)])
+def test_shares_that_leave_nothing_to_train_are_refused(recipe, shares):
+    with pytest.raises(ValueError, match="leave nothing to train"):
+        replace(recipe, valid_share=shares[0], test_share=shares[1])

@@ -95,6 +95,52 @@ def test_encoding_in_pieces_is_encoding_the_whole_and_definitions_are_found_in_i
     assert (plain, none) == (tokenizer.encode("x = 1"), [])
 
 
+# ---------------------------------------------------------------- damage
+
+
+def flipped(file, value):
+    """The table of a shard with another first row."""
+    table = np.load(file)
+    for name in value:
+        table[name][0] = value[name]
+    np.save(file, table)
+
+
+@pytest.mark.parametrize(
+    ("name", "damage", "message"),
+    [
+        ("documents.npy", lambda file: file.write_bytes(b""), r"documents\.npy is damaged"),
+        ("documents.npy", lambda file: file.write_bytes(b"junk"), r"documents\.npy is damaged"),
+        ("documents.npy", lambda file: file.write_bytes(file.read_bytes()[:-5]), r"documents\.npy is damaged"),
+        ("documents.npy", lambda file: np.save(file, np.arange(3)), r"documents\.npy is damaged: it is another"),
+        ("parts.npy", lambda file: np.save(file, np.array([{}])), r"parts\.npy is damaged"),
+        ("tokens.bin", lambda file: file.write_bytes(b""), r"tokens\.bin is damaged"),
+        ("tokens.bin", lambda file: file.write_bytes(file.read_bytes()[:-1]), r"tokens\.bin is damaged"),
+        ("tokens.bin", lambda file: file.write_bytes(file.read_bytes()[:-2]), "do not fit its tokens"),
+        ("documents.npy", lambda file: flipped(file, {"length": 1 << 30}), "do not fit its tokens"),
+        ("documents.npy", lambda file: flipped(file, {"start": -7}), "do not fit its tokens"),
+        ("documents.npy", lambda file: flipped(file, {"first_part": 9}), "do not fit its tokens"),
+        ("documents.npy", lambda file: flipped(file, {"num_parts": -1}), "do not fit its tokens"),
+        ("parts.npy", lambda file: flipped(file, {"length": 1000}), "do not fit its tokens"),
+    ],
+)
+def test_a_damaged_shard_is_one_line_that_names_it(tmp_path, name, damage, message):
+    view = shard(tmp_path, (ids(10, 6), [(0, 2), (2, 4)]), (ids(100, 30), [(2, 5), (10, 20)]))
+    Programs([view], 8, bos=BOS, eos=EOS)
+    damage(tmp_path / "shard" / name)
+    with pytest.raises(ValueError, match=message):
+        Programs([Shard(view.directory, view.dtype)], 8, bos=BOS, eos=EOS)
+
+
+def test_a_path_may_hold_any_sign(tmp_path):
+    writer = ShardWriter(np.dtype("<u2"))
+    paths = ["a\rb.py", "c\x0cd.py", "e\u2028f.py", "[red]g.py", r"h\udce9.py"]
+    for path in paths:
+        writer.add([1], [], package=0, path=path)
+    writer.save(tmp_path / "shard")
+    assert Shard(tmp_path / "shard", np.dtype("<u2")).paths == paths
+
+
 # ---------------------------------------------------------------- order
 
 

@@ -1,16 +1,24 @@
 import gzip
 import io
 import json
+import os
+import socket
 import tarfile
 import zipfile
+from pathlib import Path
 
+import pyarrow
 import pytest
+from pyarrow import parquet
 from wheels import make_wheel, program
 
-from crocodil.corpus import sources
+from crocodil.corpus import archives, sources
 from crocodil.corpus.documents import RawFile
+from crocodil.corpus.harvest import harvest, read_documents
+from crocodil.corpus.recipe import Recipe
 from crocodil.corpus.registry import Pin, RegistryError, lock
 from crocodil.corpus.sources import Columns, Files, HubDataset, Rows, Skip, Wheels, read_wheel
+from crocodil.presets.corpora import own_python
 
 
 def read(source):
@@ -71,8 +79,8 @@ def test_names_that_point_outside_are_never_read(tmp_path):
 
 
 def test_an_archive_that_unpacks_to_an_absurd_size_is_given_up(tmp_path, monkeypatch):
-    monkeypatch.setattr(sources, "MAX_FILE_BYTES", 10_000)
-    monkeypatch.setattr(sources, "MAX_ARCHIVE_BYTES", 50_000)
+    monkeypatch.setattr(archives, "MAX_FILE_BYTES", 10_000)
+    monkeypatch.setattr(archives, "MAX_ARCHIVE_BYTES", 50_000)
     with zipfile.ZipFile(tmp_path / "bomb.zip", "w", zipfile.ZIP_DEFLATED) as archive:
         for number in range(20):
             archive.writestr(f"p/{number}.py", "x" * 1_000_000)
@@ -101,14 +109,20 @@ def test_a_folder_gives_its_files_in_order_in_any_number_of_units(folder):
 
 def test_what_cannot_be_read_is_skipped_and_counted(folder):
     (folder / "a" / "folder.py").mkdir()
-    (folder / "a" / "link.py").symlink_to(folder / "gone.py")
+    (folder / "a" / "link.py").symlink_to(folder / "z.py")
+    (folder / "elsewhere").symlink_to(folder.parent)
+    os.mkfifo(folder / "a" / "pipe.py")  # whoever opens it waits for ever
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(folder / "s.py"))
     items = read(Files(folder))
-    assert skips(items) == {"a/folder.py": "unreadable file"}
+    assert set(skips(items)) == {"a/link.py", "a/pipe.py", "elsewhere", "s.py"}
+    assert set(skips(items).values()) == {"link, pipe or device: no regular file"}
     assert len(files(items)) == 3
+    assert skips(sources.FolderUnit(folder, ("gone.py",), "").read()) == {"gone.py": "unreadable file or folder"}
 
 
 def test_a_file_larger_than_any_program_is_skipped(folder, monkeypatch):
-    monkeypatch.setattr(sources, "MAX_FILE_BYTES", 4)
+    monkeypatch.setattr(archives, "MAX_FILE_BYTES", 4)
     assert set(skips(read(Files(folder))).values()) == {"larger than any program"}
 
 
@@ -133,10 +147,156 @@ def test_an_archive_gives_what_its_folder_gives(folder, tmp_path, kind):
 def test_nothing_to_read_is_an_error(tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "junk.zip").write_bytes(b"junk")
-    messages = {"nowhere": "neither a folder", "empty": "no readable file", "junk.zip": "readable zip"}
+    os.mkfifo(tmp_path / "pipe")
+    with zipfile.ZipFile(tmp_path / "empty.zip", "w"):
+        pass
+    with tarfile.open(tmp_path / "empty.tar.gz", "w:gz"):
+        pass
+    (tmp_path / "nothing.tar").write_bytes(b"")
+    messages = {
+        "nowhere": "neither a folder",
+        "pipe": "neither a folder",
+        "empty": "no readable file",
+        "junk.zip": "junk.zip is not a readable zip",
+        "empty.zip": r"empty.zip holds no file that ends in .py",
+        "empty.tar.gz": r"empty.tar.gz holds no file that ends in .py",
+        "nothing.tar": r"nothing.tar is not a readable zip or tar",
+    }
     for path, message in messages.items():
         with pytest.raises(ValueError, match=message):
             read(Files(tmp_path / path))
+
+
+def test_a_name_that_is_not_utf8_is_kept_as_an_escape(folder, tmp_path):
+    (Path(os.fsdecode(os.fsencode(folder) + b"/caf\xe9.py"))).write_text(program("cafe", 9))
+    (Path(os.fsdecode(os.fsencode(folder) + b"/\xff.py"))).symlink_to(folder / "z.py")
+    (unit,) = Files(folder).units()
+    harvest(unit, Recipe(source=Files(folder), permissive_only=False), tmp_path / "harvested")
+    assert [one.path for one in read_documents(tmp_path / "harvested")] == [r"caf\udce9.py"]
+    counts = json.loads((tmp_path / "harvested" / "counts.json").read_text())
+    assert list(counts["skipped"].values()) == [[r"\udcff.py"]]
+
+
+def test_a_folder_of_tables_and_of_programs_is_refused_before_one_kind_is_lost(folder):
+    (folder / "a" / "rows.jsonl").write_text('{"text": "x = 1"}')
+    with pytest.raises(ValueError, match=r"holds tables \(rows.jsonl\) and single files \(x.py\)"):
+        own_python(folder)
+
+
+# ---------------------------------------------------------------- damage
+
+KINDS = ["zip", "tar", "tar.gz", "tar.bz2", "tar.xz"]
+
+
+def make_archive(file, names=("p/a.py", "p/b.py", "q/c.py", "q/notes.txt")):
+    """An archive of small programs, of the kind that its name says."""
+    kind = file.name.partition(".")[2]
+    if file.suffix == ".zip":
+        with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+            for name in names:
+                archive.writestr(name, program(name[2]))
+        return file
+    with tarfile.open(file, f"w:{kind.partition('.')[2]}", format=tarfile.GNU_FORMAT) as archive:
+        for name in names:
+            data = program(name[2]).encode()
+            header = tarfile.TarInfo(name)
+            header.size = len(data)
+            archive.addfile(header, io.BytesIO(data))
+    return file
+
+
+def read_or_none(file):
+    """What an archive holds; None where it is refused in one line that names it."""
+    try:
+        return files(read(Files(file)))
+    except ValueError as error:
+        said = str(error)
+    assert said.startswith(f"{file} is not a readable zip or tar archive: ")
+    assert "\n" not in said
+    return None
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_file_of_a_truncated_archive_is_lost_without_a_word(tmp_path, kind):
+    file = make_archive(tmp_path / f"x.{kind}")
+    data, whole = file.read_bytes(), files(read(Files(file)))
+    padding = len(data) - len(data.rstrip(b"\0")) if kind == "tar" else 0
+    for length in range(1, len(data) - padding, max(1, len(data) // 100)):
+        file.write_bytes(data[:length])
+        assert read_or_none(file) is None, length
+    file.write_bytes(data)
+    assert read_or_none(file) == whole
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_file_of_a_damaged_archive_is_lost_without_a_word(tmp_path, kind):
+    """A plain tar has checksums of its headers only: what its files say cannot be checked, but none is lost."""
+    file = make_archive(tmp_path / f"x.{kind}")
+    data, whole = bytearray(file.read_bytes()), files(read(Files(file)))
+    refused = 0
+    for place in range(0, len(data), max(1, len(data) // 100)):
+        data[place] ^= 0x11
+        file.write_bytes(data)
+        found = read_or_none(file)
+        data[place] ^= 0x11
+        refused += found is None
+        assert found is None or (found.keys() == whole.keys() if kind == "tar" else found == whole), place
+    assert refused > (5 if kind == "tar" else 60)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_stands_behind_an_archive_is_not_passed_over(tmp_path, kind):
+    file = make_archive(tmp_path / f"x.{kind}")
+    other = make_archive(tmp_path / f"y.{kind}", ["p/d.py"])
+    data = file.read_bytes()
+    for more in (other.read_bytes(), b"garbage" * 100):
+        file.write_bytes(data + more)
+        assert read_or_none(file) is None
+    if kind != "zip":
+        file.write_bytes(data + bytes(2048))  # padding
+        assert len(read_or_none(file)) == 3
+
+
+def test_a_zip_is_known_by_its_start_and_may_have_a_script_before_it(tmp_path):
+    inner = make_archive(tmp_path / "inner.zip", ["p/a.py"])
+    with tarfile.open(tmp_path / "outer.tar", "w") as archive:
+        archive.add(__file__, arcname="PK/x.py")  # a tar begins with its first name
+        archive.add(inner, arcname="q/inner.zip")
+    assert set(files(read(Files(tmp_path / "outer.tar")))) == {"PK/x.py"}
+    (tmp_path / "app.pyz").write_bytes(b"#!/usr/bin/env python3\n" + inner.read_bytes())
+    assert set(files(read(Files(tmp_path / "app.pyz")))) == {"p/a.py"}
+
+
+def test_links_in_a_tar_are_skipped_and_counted(tmp_path):
+    file = make_archive(tmp_path / "x.tar")
+    with tarfile.open(file, "a") as archive:
+        for name, kind in {"l.py": tarfile.SYMTYPE, "h.py": tarfile.LNKTYPE, "f.py": tarfile.FIFOTYPE}.items():
+            header = tarfile.TarInfo(name)
+            header.type, header.linkname = kind, "/etc/passwd"
+            archive.addfile(header)
+    items = read(Files(file))
+    assert skips(items) == dict.fromkeys(("l.py", "h.py", "f.py"), "no regular file")
+    assert len(files(items)) == 3
+
+
+def test_a_long_name_of_an_absurd_size_is_given_up(tmp_path):
+    with tarfile.open(tmp_path / "x.tar.gz", "w:gz") as archive:
+        header = tarfile.TarInfo("a.py")
+        header.type, header.size = tarfile.XHDTYPE, 8 << 20
+        archive.addfile(header, io.BytesIO(bytes(8 << 20)))
+    with pytest.raises(ValueError, match="absurd size"):
+        read(Files(tmp_path / "x.tar.gz"))
+
+
+def test_a_corrupt_deflate_stream_is_an_error_in_a_zip_and_a_skip_in_a_wheel(tmp_path):
+    file = make_archive(tmp_path / "pack-1.0-x.zip", ["p/a.py", "pack-1.0.dist-info/METADATA"])
+    with zipfile.ZipFile(file) as archive:
+        start = archive.infolist()[0].header_offset + 30 + len("p/a.py")
+    data = bytearray(file.read_bytes())
+    data[start : start + 20] = b"\xff" * 20
+    file.write_bytes(data)
+    assert read_or_none(file) is None
+    assert skips(read_wheel(file)) == {"pack==1.0": "broken archive: error"}
 
 
 # ---------------------------------------------------------------- tables
@@ -148,9 +308,6 @@ ROWS = [
 
 
 def write_parquet(file, rows=ROWS, group=4):
-    import pyarrow
-    from pyarrow import parquet
-
     parquet.write_table(pyarrow.Table.from_pylist(rows), file, row_group_size=group)
 
 
@@ -185,6 +342,54 @@ def test_rows_without_text_are_skipped_and_a_table_without_the_column_is_an_erro
         read(Rows(tmp_path / "bad.parquet"))
     with pytest.raises(ValueError, match=r"no \.jsonl"):
         read(Rows(tmp_path / "nowhere"))
+
+
+def test_a_damaged_table_is_an_error_that_names_it(tmp_path):
+    lines = "".join(json.dumps({"text": f"x = {i}"}) + "\n" for i in range(500)).encode()
+    packed = gzip.compress(lines)
+    file = tmp_path / "rows.jsonl.gz"
+    for data in (
+        packed[:-100],
+        packed[:-8] + bytes(8),
+        packed + b"junk",
+        b"junk",
+        packed[:60] + bytes(9) + packed[69:],
+    ):
+        file.write_bytes(data)
+        with pytest.raises(ValueError, match=r"rows\.jsonl\.gz is not a readable file of rows: \w"):
+            read(Rows(file))
+    file = tmp_path / "rows.parquet"
+    table = pyarrow.table({"text": [f"value = {i}" * 9 for i in range(500)]})
+    parquet.write_table(table, file, write_page_checksum=True, compression="none")
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    for damaged in (data, data[:-20], data[: len(data) // 2]):
+        file.write_bytes(damaged)
+        with pytest.raises(ValueError, match=r"rows\.parquet is not a readable parquet file: \w") as caught:
+            read(Rows(file))
+        assert "\n" not in str(caught.value)
+
+
+def test_a_row_that_is_nested_too_deeply_or_too_long_is_skipped(tmp_path, monkeypatch):
+    monkeypatch.setattr(sources, "MAX_ROW_BYTES", 300_000)
+    file = tmp_path / "rows.jsonl"
+    deep, long = "[" * 200_000, json.dumps({"text": "x" * 1_000_000})
+    file.write_text("\n".join(['{"text": "x = 1"}', deep, long, '{"text": "y = 2"}', ""]))
+    items = read(Rows(file))
+    assert files(items) == {"rows.jsonl:1": "x = 1", "rows.jsonl:4": "y = 2"}
+    assert skips(items) == {"rows.jsonl:2": "not a JSON object", "rows.jsonl:3": "larger than any program"}
+
+
+def test_only_regular_files_are_tables_and_links_to_them(tmp_path):
+    folder, row = tmp_path / "tables", '{"text": "x = 1"}'
+    folder.mkdir()
+    (tmp_path / "blob").write_text(row)
+    (folder / "link.jsonl").symlink_to(tmp_path / "blob")  # as in the hub's cache
+    assert list(files(read(Rows(folder))).values()) == ["x = 1"]
+    os.mkfifo(folder / "pipe.jsonl")
+    for source in (folder, folder / "pipe.jsonl"):
+        with pytest.raises(ValueError, match=r"pipe\.jsonl"):
+            read(Rows(source))
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -23,8 +23,10 @@ def build(
         typer.Option(help="For python-files and plain-text: a folder, an archive, or .jsonl and .parquet files."),
     ] = None,
     tokenizer: Annotated[Path | None, typer.Option(help="An existing tokenizer.json, not a new one.")] = None,
-    vocab_size: Annotated[int, typer.Option(help="Of the new tokenizer.")] = 8192,
-    processes: Annotated[int | None, typer.Option(help="How many at once; all cores by default.")] = None,
+    vocab_size: Annotated[int, typer.Option(min=260, max=1 << 20, help="Of the new tokenizer.")] = 8192,
+    processes: Annotated[
+        int | None, typer.Option(min=1, max=1024, help="How many at once; all cores by default.")
+    ] = None,
 ) -> None:
     """Build a corpus: read, filter, deduplicate, split, tokenize."""
     from dataclasses import replace
@@ -48,11 +50,14 @@ def build(
 @corpus.command()
 def show(
     directory: Path,
-    samples: Annotated[int, typer.Option(help="How many programs to print.")] = 3,
-    length: Annotated[int, typer.Option(help="Of the programs that are printed, in tokens.")] = 256,
+    samples: Annotated[int, typer.Option(min=0, max=1_000_000, help="How many programs to print.")] = 3,
+    length: Annotated[
+        int, typer.Option(min=3, max=1 << 20, help="Of the programs that are printed, in tokens.")
+    ] = 256,
 ) -> None:
     """Counts, lengths, licences, what was dropped and why, and a few programs."""
     from rich.console import Console
+    from rich.text import Text
 
     from crocodil.corpus import report
     from crocodil.corpus.shards import Corpus
@@ -63,7 +68,9 @@ def show(
         console.print(table(rows))
     for text in report.samples(found, count=samples, length=length):
         console.rule(style="dim")
-        console.print(text, markup=False, highlight=False)
+        console.print(Text(text), soft_wrap=True)
+    for warning in report.warnings(found):
+        typer.echo(f"crocodil: warning: {warning}", err=True)
 
 
 @corpus.command()
@@ -72,7 +79,7 @@ def card(directory: Path, out: Annotated[Path, typer.Option(help="The Markdown f
     from crocodil.corpus import report
     from crocodil.corpus.shards import Corpus
 
-    out.write_text("\n".join(report.card(Corpus(directory))), encoding="utf-8")
+    _write(out, "\n".join(report.card(Corpus(directory))))
     typer.echo(f"written to {out}")
 
 
@@ -82,16 +89,21 @@ def lock(
     out: Annotated[Path, typer.Option(help="The manifest to write.")],
 ) -> None:
     """Pin the newest wheel of each package: name, version and sha256."""
+    from crocodil.atomic import plain_file
     from crocodil.corpus.registry import lock as lock_names
+    from crocodil.corpus.registry import read_names, without_pin
     from crocodil.progress import progress
 
-    listed = [word for line in names.read_text().splitlines() for word in line.split("#")[0].split()]
-    if not listed:
-        raise ValueError(f"{names} lists no package")
+    plain_file(out)  # first: the registry may take minutes to answer
+    listed = read_names(names)
     with progress("asking the registry", len(listed), unit="packages") as advance:
         pins = lock_names(listed, found=advance)
-    out.write_text("".join(f"{pin}\n" for pin in sorted(pins, key=lambda pin: pin.name.lower())))
+    if not pins:
+        raise ValueError(f"none of the {len(listed)} packages of {names} has a wheel: is the registry reachable?")
+    _write(out, "".join(f"{pin}\n" for pin in sorted(pins, key=lambda pin: pin.name.lower())))
     typer.echo(f"{len(pins)} of {len(listed)} packages have a wheel; pinned in {out}")
+    if left_out := without_pin(listed, pins):
+        typer.echo(f"crocodil: warning: left out, without a wheel: {', '.join(left_out)}", err=True)
 
 
 @corpus.command()
@@ -107,7 +119,7 @@ def verify(directory: Path) -> None:
 def pack(
     directory: Path,
     out: Annotated[Path, typer.Option(help="A new folder for the pieces.")],
-    piece_megabytes: Annotated[float, typer.Option(help="At most this large each.")] = 60.0,
+    piece_megabytes: Annotated[float, typer.Option(min=0.001, max=1e6, help="At most this large each.")] = 60.0,
 ) -> None:
     """Compress a corpus into pieces, to move it to another machine."""
     from crocodil.corpus.packing import pack as pack_corpus
@@ -127,3 +139,10 @@ def unpack(
 
     unpack_corpus(pieces, out)
     typer.echo(f"{out} is whole")
+
+
+def _write(file: Path, text: str) -> None:
+    from crocodil.atomic import whole_file
+
+    with whole_file(file) as unfinished:
+        unfinished.write_text(text, encoding="utf-8")

@@ -73,6 +73,7 @@ def reproduce(
     if data is None:
         raise ValueError("--data is needed: the corpus whose held-out programs are what real text is")
     corpus = Corpus(data)
+    corpus.require("valid", "test")
     pipes = [Crocodil.from_pretrained(one, device=device, compiled=compiled) for one in model or ["builtin"]]
     pipes = [with_base(pipe, _each("base", base or (), len(pipes), place)) for place, pipe in enumerate(pipes)]
     # Their blocks stay compiled. What a call reveals would be compiled anew for every candidate of a sweep.
@@ -128,6 +129,7 @@ def evaluate(
     if data is None:
         raise ValueError("--data is needed: the corpus whose held-out programs are what real text is")
     corpus = Corpus(data)
+    corpus.require(split)
     if samples is not None:
         texts = read_texts(samples)
         court = _court(corpus, judge, None, FULL, device)

@@ -41,15 +41,17 @@ def about(
 
 
 def table(rows: "list[tuple[str, ...]]") -> object:
-    """First row title, second row heads; numbers to the right."""
+    """First row title, second row heads; numbers to the right. Cells are printed as they are, markup and all."""
     from rich.table import Table
+    from rich.text import Text
 
     (title,), heads, *body = rows
-    made = Table(title=title, title_justify="left")
+    made = Table(title=Text(title, style="table.title"), title_justify="left")
     for number, head in enumerate(heads):
-        made.add_column(head, justify="right" if body and number and body[0][number][:1].isdigit() else "left")
+        is_number = body and number and body[0][number][:1].isdigit()
+        made.add_column(Text(head), justify="right" if is_number else "left")
     for row in body:
-        made.add_row(*row)
+        made.add_row(*map(Text, row))
     return made
 
 

@@ -48,6 +48,7 @@ def train(
     run = changed(preset_of(preset, found, Pretrained(llada=llada, qwen=qwen)), changes or ())
     if dry_run:
         return _show_estimates(run, gpus)
+    found.require("train", "valid")
     with ranks(device or default_device()) as all_ranks:
         place = Place(found, out, source or out, all_ranks)
         finished = run_stage(stage, run, place, resume=resume, max_minutes=max_minutes)

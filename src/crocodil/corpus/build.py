@@ -4,6 +4,7 @@ Every stage leaves files that appear whole or not at all, and skips what it find
 killed at any point and started again ends with the same checksums. `corpus.json` is written last.
 """
 
+import hashlib
 import json
 import multiprocessing
 import os
@@ -11,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict
 from itertools import islice, pairwise
 from pathlib import Path
@@ -19,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from crocodil.atomic import remove_unfinished, whole_directory, whole_file
-from crocodil.corpus.documents import Document
+from crocodil.corpus.documents import Document, utf8_name
 from crocodil.corpus.harvest import COUNTS_FILE, harvest, read_documents
 from crocodil.corpus.leaks import WINDOW, leaked_shares
 from crocodil.corpus.recipe import Recipe
@@ -35,6 +37,7 @@ from crocodil.corpus.shards import (
     checksums,
     token_dtype,
 )
+from crocodil.corpus.sources import Unit
 from crocodil.progress import progress
 from crocodil.tokenization import Tokenizer
 
@@ -44,13 +47,18 @@ TRAIN = SPLITS.index("train")
 
 def build(recipe: Recipe, out: Path, *, num_processes: int | None = None) -> Corpus:
     """Build a corpus in `out`, or finish one that was begun there; `out/work` may be deleted afterwards."""
+    if num_processes is not None and num_processes < 1:
+        raise ValueError(f"a build takes one process or more, not {num_processes}")
     num_processes = num_processes or os.cpu_count() or 1
+    if recipe.tokenizer is not None:
+        Tokenizer.load(recipe.tokenizer)  # before anything is read: that may take hours
     work = out / "work"
     work.mkdir(parents=True, exist_ok=True)
     _claim(out, recipe)
     if (out / CORPUS_FILE).exists():
         return Corpus(out)
     remove_unfinished(out)
+    remove_unfinished(work)
     directories = run_harvest(recipe, work, num_processes=num_processes)
     documents = catalogue(directories, work / "signatures.bin")
     selection = select(documents, recipe)
@@ -62,9 +70,23 @@ def build(recipe: Recipe, out: Path, *, num_processes: int | None = None) -> Cor
 def _claim(out: Path, recipe: Recipe) -> None:
     """A directory belongs to one recipe."""
     claim = out / "work" / "recipe"
-    if claim.exists() and claim.read_text() != recipe.corpus_fingerprint():
+    if not claim.exists():
+        with whole_file(claim) as unfinished:
+            unfinished.write_text(recipe.corpus_fingerprint())
+    if claim.read_bytes() != recipe.corpus_fingerprint().encode():
         raise ValueError(f"{out} was begun with another recipe: choose another directory, or delete it")
-    claim.write_text(recipe.corpus_fingerprint())
+
+
+def _claim_units(claim: Path, units: Sequence[Unit]) -> None:
+    """What was read is known by its place in the list of units, so that list must stay as it was."""
+    listed = hashlib.sha256("\n".join(repr(unit) for unit in units).encode()).hexdigest()
+    if not claim.exists():
+        with whole_file(claim) as unfinished:
+            unfinished.write_text(listed)
+    if claim.read_bytes() != listed.encode():
+        raise ValueError(
+            f"files came or went since this build began: delete {claim.parent.parent}, and begin anew"
+        )
 
 
 def run_harvest(recipe: Recipe, work: Path, *, num_processes: int) -> list[Path]:
@@ -73,13 +95,14 @@ def run_harvest(recipe: Recipe, work: Path, *, num_processes: int) -> list[Path]
     root.mkdir(parents=True, exist_ok=True)
     remove_unfinished(root)
     units = recipe.source.units()
+    _claim_units(work / "units", units)
     directories = [root / f"{number:06d}" for number in range(len(units))]
     jobs = {
         directory: (harvest, unit, recipe, directory)
         for unit, directory in zip(units, directories, strict=True)
         if not directory.exists()
     }
-    names = {directory: unit.name for unit, directory in zip(units, directories, strict=True)}
+    names = {directory: utf8_name(unit.name) for unit, directory in zip(units, directories, strict=True)}
     with progress("reading", len(units), unit="units") as advance:
         advance(len(units) - len(jobs), "done before")
         for directory in in_processes(jobs, num_processes):
@@ -89,7 +112,8 @@ def run_harvest(recipe: Recipe, work: Path, *, num_processes: int) -> list[Path]
 
 def in_processes(jobs: dict[Path, tuple], num_processes: int) -> Iterable[Path]:
     """Run (function, *arguments) for each key; keys as they are done. The first error stops the rest."""
-    if num_processes == 1:
+    num_processes = min(num_processes, len(jobs))
+    if num_processes <= 1:
         for key, (function, *arguments) in jobs.items():
             function(*arguments)
             yield key
@@ -101,6 +125,10 @@ def in_processes(jobs: dict[Path, tuple], num_processes: int) -> Iterable[Path]:
             for future in as_completed(futures):
                 future.result()
                 yield futures[future]
+        except BrokenProcessPool as error:
+            raise ValueError(
+                "a process of this build was killed, for want of memory? Take fewer --processes"
+            ) from error
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise

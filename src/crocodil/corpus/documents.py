@@ -26,6 +26,11 @@ class RawFile:
     data: bytes
 
 
+def utf8_name(name: str) -> str:
+    r"""A name as valid UTF-8: bytes of a file name that are none stand as escapes, `caf\udce9.py`."""
+    return name.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
 @dataclass(frozen=True)
 class SourceFile:
     """A decoded file; what filters look at."""

@@ -18,7 +18,8 @@ import numpy as np
 from rensa import RMinHash
 
 from crocodil.atomic import whole_directory
-from crocodil.corpus.documents import Document, RawFile, SourceFile, Span, plain, without_notice
+from crocodil.corpus.archives import readable
+from crocodil.corpus.documents import Document, RawFile, SourceFile, Span, plain, utf8_name, without_notice
 from crocodil.corpus.filters import MIN_CHARS
 from crocodil.corpus.licences import is_permissive
 from crocodil.corpus.recipe import Recipe
@@ -72,10 +73,11 @@ def kept_documents(unit: Unit, recipe: Recipe, counts: Counts) -> Iterator[Docum
         if item is None:
             return
         if isinstance(item, Skip):
-            counts.skipped[item.reason].append(item.what)
+            counts.skipped[item.reason].append(utf8_name(item.what))
             continue
         counts.read = counts.read.plus(len(item.data))
-        yield from _documents_of(item, recipe, counts)
+        package, path, licence = map(utf8_name, (item.package, item.path, item.licence))
+        yield from _documents_of(RawFile(package, path, licence, item.data), recipe, counts)
 
 
 def _documents_of(raw: RawFile, recipe: Recipe, counts: Counts) -> Iterator[Document]:
@@ -117,7 +119,11 @@ def _pieces(
 
 def read_documents(directory: Path) -> Iterator[Document]:
     """The documents of a harvested unit, in order."""
-    with gzip.open(directory / DOCUMENTS_FILE, "rt", encoding="utf-8") as lines:
+    file = directory / DOCUMENTS_FILE
+    with (
+        readable(file, "part of a build (delete its folder and build again)"),
+        gzip.open(file, "rt", encoding="utf-8") as lines,
+    ):
         for line in lines:
             values = json.loads(line)
             yield Document(**{**values, "starts": [Span(*span) for span in values["starts"]]})

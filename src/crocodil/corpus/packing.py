@@ -11,32 +11,37 @@ from pathlib import Path
 from typing import Any
 
 from crocodil.atomic import whole_directory
+from crocodil.corpus.archives import Joined
 from crocodil.corpus.shards import CORPUS_FILE, Corpus
 
 # Ids are pairs of bytes: told so, lzma finds more in them.
 _LZMA = [{"id": lzma.FILTER_LZMA2, "preset": 6, "lc": 3, "lp": 1, "pb": 1}]
 _CHUNK = 1 << 20
+MIN_PIECE_BYTES = 1000
 
 
 def pack(corpus: Corpus, directory: Path, *, piece_bytes: int) -> list[Path]:
     """Write a corpus as compressed pieces of at most `piece_bytes` each, to be moved one by one."""
+    if piece_bytes < MIN_PIECE_BYTES:
+        raise ValueError(f"a piece has at least {MIN_PIECE_BYTES:,} bytes, not {piece_bytes:,}")
     if directory.exists():
         raise ValueError(f"{directory} exists: choose another directory for the pieces")
-    directory.mkdir(parents=True)
-    pieces = _Pieces(directory, piece_bytes)
     with (
+        whole_directory(directory) as unfinished,
+        _Pieces(unfinished, piece_bytes) as pieces,
         io.BufferedWriter(pieces) as stream,
         lzma.LZMAFile(stream, "wb", filters=_LZMA) as compressed,
         tarfile.open(fileobj=compressed, mode="w|") as tar,
     ):
         for name in [CORPUS_FILE, *corpus.description["sha256"]]:
             tar.add(corpus.directory / name, arcname=name, filter=_without_owner)
-    return pieces.files
+    return [directory / file.name for file in pieces.files]
 
 
 def unpack(directory: Path, out: Path) -> Corpus:
     """The corpus that `pack` took apart, whole and verified; `out` appears whole or not at all."""
-    files = sorted(directory.glob("piece-*.xz"))
+    named = sorted(directory.glob("piece-*.xz"), key=lambda file: (len(file.name), file.name))  # 1000 after 999
+    files = [file for file in named if file.is_file()]
     if not files:
         raise ValueError(f"{directory} holds no pieces of a corpus")
     if out.exists():
@@ -44,11 +49,13 @@ def unpack(directory: Path, out: Path) -> Corpus:
     try:
         with (
             whole_directory(out) as unfinished,
-            io.BufferedReader(_Joined(files)) as stream,
+            io.BufferedReader(Joined(_chunks(files))) as stream,
             lzma.LZMAFile(stream) as plain,
             tarfile.open(fileobj=plain, mode="r|") as tar,
         ):
             tar.extractall(unfinished, filter="data")
+            while plain.read(_CHUNK):  # to the end, where the checksum of all pieces stands
+                pass
             Corpus(unfinished).verify()
     except (lzma.LZMAError, EOFError, tarfile.TarError) as error:
         raise ValueError(f"the pieces in {directory} are damaged or not all there: {error}") from error
@@ -97,26 +104,8 @@ class _Pieces(io.RawIOBase):
         super().close()
 
 
-class _Joined(io.RawIOBase):
-    """Pieces read as one file."""
-
-    def __init__(self, files: Sequence[Path]) -> None:
-        self.chunks = self._read(files)
-        self.rest = b""
-
-    @staticmethod
-    def _read(files: Sequence[Path]) -> Iterator[bytes]:
-        for file in files:
-            with file.open("rb") as handle:
-                while chunk := handle.read(_CHUNK):
-                    yield chunk
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        self.rest = self.rest or next(self.chunks, b"")
-        count = min(len(buffer), len(self.rest))
-        buffer[:count] = self.rest[:count]
-        self.rest = self.rest[count:]
-        return count
+def _chunks(files: Sequence[Path]) -> Iterator[bytes]:
+    for file in files:
+        with file.open("rb") as handle:
+            while chunk := handle.read(_CHUNK):
+                yield chunk

@@ -8,6 +8,8 @@ from crocodil.corpus.documents import Cut, definitions
 from crocodil.corpus.filters import FOR_PYTHON, Filter
 from crocodil.corpus.sources import Source
 
+MIN_VOCABULARY, MAX_VOCABULARY = 260, 1 << 20  # all bytes and four special tokens are the least
+
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
@@ -27,6 +29,16 @@ class Recipe:
     vocab_size: int = 8192
     tokenizer_chars: int = 60_000_000  # how much of train a new tokenizer is trained on
     shard_chars: int = 100_000_000
+
+    def __post_init__(self) -> None:
+        if not MIN_VOCABULARY <= self.vocab_size <= MAX_VOCABULARY:
+            raise ValueError(
+                f"a vocabulary has {MIN_VOCABULARY} to {MAX_VOCABULARY:,} tokens, not {self.vocab_size}"
+            )
+        if not (self.valid_share >= 0 and self.test_share >= 0 and self.valid_share + self.test_share < 1):
+            raise ValueError(
+                f"valid_share {self.valid_share} and test_share {self.test_share} leave nothing to train"
+            )
 
     def fingerprint(self, *names: str) -> str:
         """Equal where these fields are: what was built by another recipe is not taken for this one's."""

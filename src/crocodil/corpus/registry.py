@@ -2,7 +2,7 @@
 
 A manifest pins each wheel by name, version and sha256, so that a rebuild gives the same bytes. Only wheels
 are fetched, and none is installed: no code of a package runs. The target platform is fixed, so that every
-machine picks the same files.
+machine picks the same files. Only names and versions are handed to pip: no option, no path, no address.
 """
 
 import json
@@ -21,6 +21,11 @@ TARGET = (
 NAMES_AT_ONCE = 24  # a call of pip costs a second before it does anything
 SECONDS_PER_CALL = 600
 
+# PEP 508 and PEP 440, as far as they are needed to tell names and versions from anything else.
+_NAME = r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?"
+_VERSION = r"[A-Za-z0-9](?:[A-Za-z0-9.!+_-]*[A-Za-z0-9])?"
+_SHA256 = r"[0-9a-f]{64}"
+
 
 @dataclass(frozen=True)
 class Pin:
@@ -30,6 +35,11 @@ class Pin:
     version: str
     sha256: str
 
+    def __post_init__(self) -> None:
+        for value, pattern in ((self.name, _NAME), (self.version, _VERSION), (self.sha256, _SHA256)):
+            if not re.fullmatch(pattern, value):
+                raise ValueError(f"{value!r} in a pin is no name, version or sha256 of a package")
+
     def __str__(self) -> str:
         return f"{self.name}=={self.version} --hash=sha256:{self.sha256}"
 
@@ -37,19 +47,57 @@ class Pin:
 def read_manifest(file: Path) -> list[Pin]:
     """Pins in the form of a pip requirements file with hashes; comments and blank lines are skipped."""
     pins = []
-    for number, line in enumerate(file.read_text().splitlines(), start=1):
+    for number, line in enumerate(_text(file).splitlines(), start=1):
         content = line.split("#")[0].strip()
         if not content:
             continue
-        match = re.fullmatch(r"([\w.-]+)==(\S+) --hash=sha256:([0-9a-f]{64})", content)
+        match = re.fullmatch(rf"({_NAME})==({_VERSION}) --hash=sha256:({_SHA256})", content)
         if match is None:
             raise ValueError(f"{file}:{number}: not a pin of the form name==version --hash=sha256:...: {content}")
         pins.append(Pin(*match.groups()))
     return pins
 
 
+def read_names(file: Path) -> list[str]:
+    """Package names, each by itself or as name==version, separated by blanks; comments are skipped."""
+    names = [word for line in _text(file).splitlines() for word in line.split("#")[0].split()]
+    if not names:
+        raise ValueError(f"{file} lists no package")
+    for name in names:
+        if not _is_name(name):
+            raise ValueError(f"{file}: {name!r} is no name of a package, nor of the form name==version")
+    return names
+
+
+def without_pin(names: Sequence[str], pins: Sequence[Pin]) -> list[str]:
+    """The names that `lock` left out."""
+    pinned = {_normal(pin.name) for pin in pins}
+    return [name for name in names if _normal(name.split("==")[0]) not in pinned]
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def _text(file: Path) -> str:
+    if not file.is_file():
+        raise ValueError(f"{file} is no file that can be read")
+    try:
+        return file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{file} is no text file: {error}") from error
+
+
+def _is_name(name: str) -> bool:
+    return re.fullmatch(rf"{_NAME}(?:=={_VERSION})?", name) is not None
+
+
 def lock(names: Sequence[str], *, found: Callable[[int], None] = lambda count: None) -> list[Pin]:
     """The newest wheel of each name; names without one for the target are left out. `found` counts names."""
+    for name in names:
+        if not _is_name(name):
+            raise ValueError(f"{name!r} is no name of a package, nor of the form name==version")
+    names = list(dict.fromkeys(names))
     pins: list[Pin] = []
     for start in range(0, len(names), NAMES_AT_ONCE):
         some = names[start : start + NAMES_AT_ONCE]
@@ -70,6 +118,7 @@ def _lock(names: Sequence[str]) -> list[Pin]:
                 "--ignore-installed",
                 f"--report={report}",
                 f"--target={scratch}/t",
+                "--",
                 *names,
             )
         except RegistryError:
@@ -93,7 +142,7 @@ def fetch(pins: Sequence[Pin], directory: Path) -> None:
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as requirements:
         requirements.write("\n".join(str(pin) for pin in pins) + "\n")
         requirements.flush()
-        _pip("download", "--require-hashes", f"--dest={directory}", f"--requirement={requirements.name}")
+        _pip("download", "--require-hashes", f"--dest={directory.resolve()}", f"--requirement={requirements.name}")
 
 
 class RegistryError(ValueError):
@@ -104,7 +153,11 @@ def _pip(command: str, *arguments: str) -> None:
     call = [sys.executable, "-m", "pip", command, "--quiet", "--no-input", "--disable-pip-version-check"]
     call += ["--no-deps", "--only-binary=:all:", *TARGET, *arguments]
     try:
-        done = subprocess.run(call, capture_output=True, text=True, timeout=SECONDS_PER_CALL, check=False)
+        # In an empty folder: pip takes a name such as x.zip for the file of that name, if there is one.
+        with tempfile.TemporaryDirectory() as empty:
+            done = subprocess.run(
+                call, capture_output=True, text=True, timeout=SECONDS_PER_CALL, check=False, cwd=empty
+            )
     except subprocess.TimeoutExpired:
         raise RegistryError(f"pip {command} gave no answer within {SECONDS_PER_CALL} s") from None
     if done.returncode:

@@ -6,11 +6,12 @@ from collections.abc import Iterator
 import numpy as np
 
 from crocodil.corpus.order import Order
-from crocodil.corpus.shards import TOKENIZER_FILE, Corpus
+from crocodil.corpus.shards import TOKENIZER_FILE, TOO_FEW_FILES, Corpus
 from crocodil.tokenization import Tokenizer
 
 LENGTHS = (256, 512, 1024)
 BAR = 30  # characters
+NEEDED_BY = {"valid": "`crocodil train` and `reproduce`", "test": "`crocodil reproduce`"}
 Row = tuple[str, ...]
 
 
@@ -33,6 +34,13 @@ def samples(corpus: Corpus, *, count: int, length: int) -> Iterator[str]:
         yield tokenizer.decode(programs[int(number)].tolist())
 
 
+def warnings(corpus: Corpus) -> Iterator[str]:
+    """What a reader should know before anything is trained on it."""
+    for split, need in NEEDED_BY.items():
+        if not corpus.shards(split):
+            yield f"the {split} split is empty, which {need} needs: {TOO_FEW_FILES}"
+
+
 def card(corpus: Corpus) -> Iterator[str]:
     """Sources and licences as Markdown: what a corpus was made of, package by package."""
     by_licence: dict[str, list[str]] = {}
@@ -52,7 +60,7 @@ def _splits(corpus: Corpus) -> list[Row]:
     leaks = corpus.description["leaked_share"]
     for split, own in corpus.description["splits"].items():
         per_token = own["chars"] / max(own["tokens"], 1)
-        counts = (f"{own[name]:,}" for name in ("packages", "documents", "chars", "tokens"))
+        counts = (f"{count:,}" for count in (own["packages"], own["documents"], own["chars"], own["tokens"]))
         rows.append((split, *counts, f"{per_token:.2f}", f"{leaks[split]:.2%}" if split in leaks else ""))
     return rows
 
@@ -61,12 +69,13 @@ def _programs(corpus: Corpus) -> list[Row]:
     rows = [("Programs by length",), ("at most", "split", "programs", "tokens of text", "cut", "median")]
     for length in LENGTHS:
         for split in corpus.description["splits"]:
+            if not corpus.shards(split):
+                continue
             programs = corpus.programs(split, length=length)
-            if len(programs):
-                row = programs.index
-                median = f"{np.median(row['length']):.0f}"
-                counts = (f"{len(programs):,}", f"{programs.num_tokens:,}", f"{row['cut'].mean():.1%}", median)
-                rows.append((f"{length}", split, *counts))
+            row = programs.index
+            median = f"{np.median(row['length']):.0f}"
+            counts = (f"{len(programs):,}", f"{programs.num_tokens:,}", f"{row['cut'].mean():.1%}", median)
+            rows.append((f"{length}", split, *counts))
     return rows
 
 
@@ -89,15 +98,16 @@ def _drops(corpus: Corpus) -> list[Row]:
     rows.append(("read", f"{counts['read'][0]:,}", f"{total / 1e6:,.1f}", _bar(1.0)))
     for reason, (files, size) in sorted(counts["dropped"].items(), key=lambda row: -row[1][1]):
         rows.append((reason, f"{files:,}", f"{size / 1e6:,.1f}", _bar(size / total)))
-    kept = [sum(own[name] for own in corpus.description["splits"].values()) for name in ("documents", "chars")]
-    rows.append(("kept, as documents", f"{kept[0]:,}", f"{kept[1] / 1e6:,.1f}", _bar(kept[1] / total)))
+    splits = corpus.description["splits"].values()
+    documents, size = sum(own["documents"] for own in splits), sum(own["chars"] for own in splits)
+    rows.append(("kept, as documents", f"{documents:,}", f"{size / 1e6:,.1f}", _bar(size / total)))
     return rows
 
 
 def _skips(corpus: Corpus) -> list[Row]:
     rows = [("Skipped",), ("reason", "count", "for example")]
     for reason, what in corpus.description["counts"]["skipped"].items():
-        rows.append((reason, f"{len(what):,}", ", ".join(what[:3])))
+        rows.append((reason, f"{len(what):,}", ", ".join(_printable(name) for name in what[:3])))
     return rows
 
 
@@ -112,5 +122,10 @@ def _licences(corpus: Corpus) -> list[Row]:
     return rows
 
 
+def _printable(name: str) -> str:
+    """A name from outside, without what a terminal would obey."""
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in name)
+
+
 def _bar(share: float) -> str:
-    return "█" * round(BAR * share) or "▏"
+    return "█" * round(BAR * min(share, 1.0)) or "▏"

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from crocodil.corpus.archives import readable
 from crocodil.corpus.harvest import INDEX_FILE, NUM_HASHES
 from crocodil.corpus.recipe import Recipe
 
@@ -49,7 +50,8 @@ def catalogue(directories: Sequence[Path], signatures: Path) -> Catalogue:
     columns: dict[str, list[NDArray]] = {"unit": [], "package": [], "chars": [], "digest": []}
     with signatures.open("wb") as gathered:
         for number, directory in enumerate(directories):
-            with np.load(directory / INDEX_FILE) as index:
+            file = directory / INDEX_FILE
+            with readable(file, "part of a build (delete its folder and build again)"), np.load(file) as index:
                 names = index["names"].tolist()
                 for name, licence in zip(names, index["licences"].tolist(), strict=True):
                     if name not in numbers:
@@ -80,7 +82,7 @@ def select(documents: Catalogue, recipe: Recipe) -> Selection:
     over_cap = beyond_cap(documents, kept, recipe.package_cap_chars)
     dropped["beyond the cap of its package"] = _amount(documents, over_cap)
     kept &= ~over_cap
-    return Selection(np.where(kept, splits(documents, recipe), DROPPED).astype(np.int8), dropped)
+    return Selection(np.where(kept, splits(documents, kept, recipe), DROPPED).astype(np.int8), dropped)
 
 
 def exact_duplicates(digest: NDArray[np.uint64]) -> Mask:
@@ -128,7 +130,7 @@ def family(package: str) -> str:
     return re.split(r"[-_.]", name)[0] or name
 
 
-def splits(documents: Catalogue, recipe: Recipe) -> NDArray[np.int8]:
+def splits(documents: Catalogue, kept: Mask, recipe: Recipe) -> NDArray[np.int8]:
     """The split of each document, drawn by the name of its package's family, or by its own text."""
     if recipe.hold_out_families:
         draws = np.array([_draw(f"{recipe.split_key}/{family(name)}") for name in documents.packages])
@@ -137,7 +139,22 @@ def splits(documents: Catalogue, recipe: Recipe) -> NDArray[np.int8]:
         draw = documents.digest[:, 0] / 2.0**64
     edges = np.cumsum([recipe.valid_share, recipe.test_share])
     place = np.searchsorted(edges, draw, side="right")
-    return np.array([SPLITS.index(name) for name in ("valid", "test", "train")], dtype=np.int8)[place]
+    split = np.array([SPLITS.index(name) for name in ("valid", "test", "train")], dtype=np.int8)[place]
+    shares = {"train": 1.0, "valid": recipe.valid_share, "test": recipe.test_share}
+    return _without_empty_splits(split, np.where(kept, draw, np.inf), [shares[name] > 0 for name in SPLITS])
+
+
+def _without_empty_splits(split: NDArray[np.int8], draw: NDArray, wanted: Sequence[bool]) -> NDArray[np.int8]:
+    """A small corpus may leave a split empty: the largest one then gives it what has the smallest draw there.
+
+    What was drawn alike, a family or a document, moves together. Three of them fill all splits; train comes first.
+    """
+    for empty, is_wanted in enumerate(wanted):
+        held = [np.unique(draw[(split == number) & (draw < np.inf)]) for number in range(len(SPLITS))]
+        largest = max(held, key=len)
+        if is_wanted and not len(held[empty]) and len(largest) > (0 if SPLITS[empty] == "train" else 1):
+            split = np.where(draw == largest[0], np.int8(empty), split)
+    return split
 
 
 def _draw(name: str) -> float:

@@ -6,24 +6,101 @@ asked for, not on the files. Everything is memory-mapped.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import file_digest
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import TypedDict  # pydantic takes typing's own from Python 3.12 on
+
+from crocodil.atomic import LOCK_FILE
+from crocodil.config import Amount, TokenId, Weight, Width, read_as
 
 FORMAT, FORMAT_VERSION = "crocodil corpus", 1
 CORPUS_FILE, TOKENIZER_FILE = "corpus.json", "tokenizer.json"
+TOO_FEW_FILES = "build a corpus from more files (three that differ are the least)"
 
 DOCUMENT = np.dtype(
     [("start", "<i8"), ("length", "<i4"), ("package", "<i4"), ("first_part", "<i4"), ("num_parts", "<i4")]
 )
 PART = np.dtype([("start", "<i4"), ("length", "<i4")])  # a definition, counted from its document's start
 PROGRAM = np.dtype([("shard", "<i4"), ("start", "<i8"), ("length", "<i4"), ("package", "<i4"), ("cut", "?")])
+
+
+# ---------------------------------------------------------------- the description
+
+
+class SpecialDescription(TypedDict):
+    mask: TokenId | None
+    bos: TokenId
+    eos: TokenId
+    pad: TokenId
+
+
+class TokenizerDescription(TypedDict):
+    vocab_size: Width
+    special: SpecialDescription
+
+
+class SplitDescription(TypedDict):
+    shards: list[str]
+    documents: Amount
+    packages: Amount
+    chars: Amount
+    tokens: Amount
+
+
+class PackageDescription(TypedDict):
+    name: str
+    licence: str
+    split: str | None  # None where nothing of it was kept
+
+
+class CountsDescription(TypedDict):
+    read: tuple[Amount, Amount]  # files, bytes
+    kept: tuple[Amount, Amount]
+    dropped: dict[str, tuple[Amount, Amount]]  # by reason
+    skipped: dict[str, list[str]]  # by reason: the names
+    seconds: dict[str, Weight]  # by stage
+
+
+class Description(TypedDict):
+    """What `corpus.json` holds."""
+
+    format: str
+    version: int
+    recipe: str
+    tokenizer: TokenizerDescription
+    splits: dict[str, SplitDescription]
+    leaked_share: dict[str, Weight]
+    packages: list[PackageDescription]
+    counts: CountsDescription
+    sha256: dict[str, str]
+
+
+def read_description(file: Path) -> Description:
+    try:
+        values = json.loads(file.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{file} is no JSON: {error}") from error
+    if not isinstance(values, dict) or [values.get("format"), values.get("version")] != [FORMAT, FORMAT_VERSION]:
+        raise ValueError(f"{file} is not version {FORMAT_VERSION} of this project's corpus format")
+    try:
+        description = read_as(Description, values, file)
+        names = [
+            *description["sha256"],
+            *(name for split in description["splits"].values() for name in split["shards"]),
+        ]
+        for name in names:
+            if Path(name).is_absolute() or ".." in Path(name).parts:
+                raise ValueError(f"{file}: {name!r} is no file of this corpus")
+    except ValueError as error:
+        raise ValueError(f"{error}; rebuild the corpus or run `crocodil corpus verify {file.parent}`") from None
+    return description
 
 
 # ---------------------------------------------------------------- writing
@@ -67,7 +144,9 @@ def checksums(directory: Path) -> dict[str, str]:
     names = sorted(
         path.relative_to(directory).as_posix()
         for path in directory.rglob("*")
-        if path.is_file() and path.name != CORPUS_FILE and "work" not in path.relative_to(directory).parts
+        if path.is_file()
+        and path.name not in (CORPUS_FILE, LOCK_FILE)
+        and "work" not in path.relative_to(directory).parts
     )
     found = {}
     for name in names:
@@ -86,19 +165,40 @@ class Shard:
 
     @cached_property
     def tokens(self) -> NDArray:
-        return np.memmap(self.directory / "tokens.bin", dtype=self.dtype, mode="r")
+        file = self.directory / "tokens.bin"
+        with _undamaged(file):
+            return np.memmap(file, dtype=self.dtype, mode="r")
 
     @cached_property
     def documents(self) -> NDArray:
-        return np.load(self.directory / "documents.npy", mmap_mode="r")
+        return _table(self.directory / "documents.npy", DOCUMENT)
 
     @cached_property
     def parts(self) -> NDArray:
-        return np.load(self.directory / "parts.npy", mmap_mode="r")
+        return _table(self.directory / "parts.npy", PART)
 
     @cached_property
     def paths(self) -> list[str]:
-        return (self.directory / "paths.txt").read_text(encoding="utf-8").splitlines()
+        file = self.directory / "paths.txt"
+        with _undamaged(file):
+            return file.read_bytes().decode("utf-8").split("\n")[:-1]  # a name may hold any other line break
+
+
+def _table(file: Path, dtype: np.dtype) -> NDArray:
+    with _undamaged(file):
+        found = np.load(file, mmap_mode="r", allow_pickle=False)
+        if found.dtype != dtype or found.ndim != 1:
+            raise ValueError("it is another table")
+        return found
+
+
+@contextmanager
+def _undamaged(file: Path) -> Iterator[None]:
+    try:
+        yield
+    except (ValueError, EOFError, SyntaxError, TypeError, OverflowError) as error:  # numpy has many
+        corpus = next((folder for folder in file.parents if (folder / CORPUS_FILE).exists()), "DIR")
+        raise ValueError(f"{file} is damaged: {error}; run `crocodil corpus verify {corpus}`") from error
 
 
 class Corpus:
@@ -109,10 +209,8 @@ class Corpus:
         file = self.directory / CORPUS_FILE
         if not file.is_file():
             raise ValueError(f"{self.directory} holds no finished corpus: {CORPUS_FILE} is missing")
-        self.description: dict[str, Any] = json.loads(file.read_text())
-        if self.description.get("format") != FORMAT or self.description.get("version") != FORMAT_VERSION:
-            raise ValueError(f"{file} is not version {FORMAT_VERSION} of this project's corpus format")
-        self.packages: list[dict[str, str]] = self.description["packages"]
+        self.description = read_description(file)
+        self.packages = self.description["packages"]
 
     def verify(self) -> None:
         """Compare every file with its checksum."""
@@ -123,16 +221,26 @@ class Corpus:
             if found[name] != expected:
                 raise ValueError(f"{self.directory / name} is damaged: its checksum differs from {CORPUS_FILE}")
 
+    def require(self, *splits: str) -> None:
+        """Say at once, not after hours of work, that a split that will be needed holds nothing."""
+        for split in splits:
+            if not self.shards(split):
+                raise ValueError(f"the {split} split of {self.directory} is empty: {TOO_FEW_FILES}")
+
     def shards(self, split: str) -> list[Shard]:
         dtype = token_dtype(self.description["tokenizer"]["vocab_size"])
-        if split not in self.description["splits"]:
-            raise ValueError(f"no split {split!r}, this corpus has {', '.join(self.description['splits'])}")
-        return [Shard(self.directory / name, dtype) for name in self.description["splits"][split]["shards"]]
+        splits = self.description["splits"]
+        if split not in splits:
+            raise ValueError(f"no split {split!r}, this corpus has {', '.join(splits)}")
+        return [Shard(self.directory / name, dtype) for name in splits[split]["shards"]]
 
     def programs(self, split: str, *, length: int) -> "Programs":
-        """The programs of at most `length` tokens, beginning and end included."""
+        """The programs of at most `length` tokens, beginning and end included; without one this is an error."""
         special = self.description["tokenizer"]["special"]
-        return Programs(self.shards(split), length, bos=special["bos"], eos=special["eos"])
+        found = Programs(self.shards(split), length, bos=special["bos"], eos=special["eos"])
+        if not len(found):
+            raise ValueError(f"the {split} split holds no program of at most {length} tokens: {TOO_FEW_FILES}")
+        return found
 
 
 class Programs:
@@ -182,6 +290,7 @@ class Programs:
 
 def programs_of(shard: Shard, number: int, length: int) -> NDArray:
     documents, parts = shard.documents, shard.parts
+    _check(shard)
     fits = documents["length"] <= length - 2
     whole = documents[fits | (documents["num_parts"] == 0)]
     split = documents[~fits & (documents["num_parts"] > 0)]
@@ -198,3 +307,23 @@ def programs_of(shard: Shard, number: int, length: int) -> NDArray:
     found["length"] = np.where(found["cut"], length - 1, full)
     found["package"] = np.concatenate([whole["package"], owner["package"]])
     return found[np.argsort(found["start"], kind="stable")]
+
+
+def _check(shard: Shard) -> None:
+    """As they were written, documents fill the tokens one after the other, and definitions lie within them."""
+    documents, parts = shard.documents, shard.parts
+    fits = _fill(documents["start"], documents["length"], len(shard.tokens)) and _fill(
+        documents["first_part"], documents["num_parts"], len(parts)
+    )
+    if fits:
+        room = np.repeat(documents["length"], documents["num_parts"])
+        fits = not ((parts["start"] < 0) | (parts["length"] < 0) | (parts["start"] + parts["length"] > room)).any()
+    if not fits:
+        raise ValueError(
+            f"{shard.directory} is damaged: its documents do not fit its tokens; build the corpus again"
+        )
+
+
+def _fill(starts: NDArray, lengths: NDArray, total: int) -> bool:
+    edges = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+    return bool((lengths >= 0).all() and np.array_equal(starts, edges[:-1]) and edges[-1] == total)

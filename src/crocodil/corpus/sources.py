@@ -1,30 +1,31 @@
 """Where files come from: wheels of a registry, folders, archives, tables of rows, Hugging Face datasets.
 
 A source is a frozen value. It lists its units, each of which is read on its own, in any process, and gives the
-same files every time; the build keeps the result of a unit whole or not at all. Archives are read in memory and
-never unpacked, so no name inside one can point anywhere.
+same files every time; the build keeps the result of a unit whole or not at all. Nothing is lost silently: what
+cannot be used is a `Skip`, which the report counts and names, and a damaged archive or table is an error.
 """
 
 import email
 import gzip
 import json
+import os
 import posixpath
-import tarfile
+import stat
 import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
+from crocodil.corpus import archives
+from crocodil.corpus.archives import DAMAGE, Member, one_line, read_archive, read_zip, readable
 from crocodil.corpus.documents import RawFile
 from crocodil.corpus.licences import declared_licence
 from crocodil.corpus.registry import Pin, RegistryError, fetch
 
-MAX_FILE_BYTES = 4 << 20  # no program that anyone wrote
-MAX_ARCHIVE_BYTES = 4 << 30  # unpacked
-MAX_ARCHIVE_FILES = 500_000
+MAX_ROW_BYTES = 64 << 20  # of a .jsonl: a program and whatever else stands beside it
+TABLES = (".jsonl", ".jsonl.gz", ".parquet")
 
 
 @dataclass(frozen=True)
@@ -103,16 +104,19 @@ class WheelUnit:
 
 
 def read_wheel(file: Path) -> Iterator[Item]:
-    """The Python files of one wheel, with the licence that its metadata declares."""
+    """The Python files of one wheel, with the licence that its metadata declares.
+
+    A wheel that is damaged was published so, for its checksum is pinned: it is skipped, not an error.
+    """
     name, version = file.name.split("-")[:2]
     package = f"{name}=={version}"
     try:
         with zipfile.ZipFile(file) as archive:
             licence = _licence_of_wheel(archive)
-            for item in read_zip(archive, package=package, licence=licence, suffixes=(".py",)):
-                if not (isinstance(item, RawFile) and ".dist-info/" in item.path):
-                    yield item
-    except (zipfile.BadZipFile, EOFError, OSError, NotImplementedError, ValueError, RuntimeError) as error:
+            for member in read_zip(archive, (".py",)):
+                if ".dist-info/" not in member.name or member.data is None:
+                    yield _item(member, package, licence)
+    except DAMAGE as error:
         yield Skip(package, f"broken archive: {type(error).__name__}")
 
 
@@ -132,7 +136,7 @@ def _licence_of_wheel(archive: zipfile.ZipFile) -> str:
 
 def _limited(archive: zipfile.ZipFile, name: str) -> bytes:
     with archive.open(name) as handle:
-        return handle.read(MAX_FILE_BYTES)
+        return handle.read(archives.MAX_FILE_BYTES)
 
 
 # ---------------------------------------------------------------- folders and archives
@@ -142,7 +146,8 @@ def _limited(archive: zipfile.ZipFile, name: str) -> bytes:
 class Files:
     """Any folder or archive (zip, tar, and compressed tar) of text files that you may use.
 
-    The package of a file is the first folder on its path; the licence is what you say it is.
+    The package of a file is the first folder on its path; the licence is what you say it is. In a folder only
+    regular files are read: symbolic links are not followed, for they may lead outside or to the same file twice.
     """
 
     root: Path
@@ -155,12 +160,7 @@ class Files:
             return [ArchiveUnit(self.root, self.suffixes, self.licence)]
         if not self.root.is_dir():
             raise ValueError(f"{self.root} is neither a folder nor an archive")
-        paths = sorted(
-            path.relative_to(self.root).as_posix()
-            for suffix in self.suffixes
-            for path in self.root.rglob(f"*{suffix}")
-            if not path.is_symlink()
-        )
+        paths = sorted(path.relative_to(self.root).as_posix() for path in _walk(self.root, self.suffixes))
         if not paths:
             raise ValueError(f"{self.root} holds no readable file that ends in {' or '.join(self.suffixes)}")
         step = self.files_per_unit
@@ -168,6 +168,22 @@ class Files:
             FolderUnit(self.root, tuple(paths[start : start + step]), self.licence)
             for start in range(0, len(paths), step)
         ]
+
+
+def _walk(root: Path, suffixes: tuple[str, ...]) -> Iterator[Path]:
+    """What ends in `suffixes`, and folders that are not entered: links, and those that may not be read."""
+    closed: list[Path] = []
+
+    def close(error: OSError) -> None:
+        if Path(error.filename) == root:
+            raise error
+        closed.append(Path(error.filename))
+
+    for name, folders, files in os.walk(root, onerror=close):
+        folder = Path(name)
+        yield from (folder / file for file in files if file.endswith(suffixes))
+        yield from (folder / inner for inner in folders if (folder / inner).is_symlink())
+    yield from closed
 
 
 @dataclass(frozen=True)
@@ -183,12 +199,21 @@ class FolderUnit:
     def read(self) -> Iterator[Item]:
         for path in self.paths:
             try:
-                with (self.root / path).open("rb") as handle:
-                    data = handle.read(MAX_FILE_BYTES + 1)
+                data = _read_regular(self.root / path)
             except OSError:
-                yield Skip(path, "unreadable file")
-                continue
-            yield _checked(_package_of(path, self.root.name), path, self.licence, data)
+                yield Skip(path, "unreadable file or folder")
+            else:
+                member = Member(path, data, "" if data is not None else "link, pipe or device: no regular file")
+                yield _item(member, _package_of(path, self.root.name), self.licence)
+
+
+def _read_regular(file: Path) -> bytes | None:
+    """The bytes of a regular file; None for anything else, which is not opened: a pipe would wait for ever."""
+    mode = file.lstat().st_mode
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        return None
+    with file.open("rb") as handle:
+        return handle.read(archives.MAX_FILE_BYTES + 1)
 
 
 @dataclass(frozen=True)
@@ -202,67 +227,21 @@ class ArchiveUnit:
         return self.file.name
 
     def read(self) -> Iterator[Item]:
-        try:
-            if zipfile.is_zipfile(self.file):
-                with zipfile.ZipFile(self.file) as archive:
-                    yield from read_zip(archive, package="", licence=self.licence, suffixes=self.suffixes)
-            else:
-                with tarfile.open(self.file, "r|*") as archive:
-                    yield from self._read_tar(archive)
-        except (zipfile.BadZipFile, tarfile.TarError, EOFError, OSError, RuntimeError) as error:
-            raise ValueError(f"{self.file} is not a readable zip or tar archive: {error}") from error
-
-    def _read_tar(self, archive: tarfile.TarFile) -> Iterator[Item]:
-        budget = Budget()
-        for member in archive:
-            if not member.isfile() or not member.name.endswith(self.suffixes):
-                continue
-            if is_unsafe(member.name):
-                yield Skip(member.name, "unsafe path in an archive")
-            elif (handle := archive.extractfile(member)) is not None:
-                data = budget.read(handle)
-                yield _checked(_package_of(member.name, self.file.name), member.name, self.licence, data)
+        is_empty = True
+        with readable(self.file, "zip or tar archive"):
+            for member in read_archive(self.file, self.suffixes):
+                is_empty = False
+                yield _item(member, _package_of(member.name, self.file.name), self.licence)
+        if is_empty:
+            raise ValueError(f"{self.file} holds no file that ends in {' or '.join(self.suffixes)}")
 
 
-def read_zip(archive: zipfile.ZipFile, *, package: str, licence: str, suffixes: tuple[str, ...]) -> Iterator[Item]:
-    """Files of a zip that end in `suffixes`; the package is their first folder unless given."""
-    budget = Budget()
-    for info in archive.infolist():
-        if info.is_dir() or not info.filename.endswith(suffixes):
-            continue
-        if is_unsafe(info.filename):
-            yield Skip(info.filename, "unsafe path in an archive")
-            continue
-        with archive.open(info) as handle:
-            data = budget.read(handle)
-        owner = package or _package_of(info.filename, posixpath.basename(archive.filename or "archive"))
-        yield _checked(owner, info.filename, licence, data)
-
-
-class Budget:
-    """How much an archive may unpack to: what its headers claim is not believed."""
-
-    def __init__(self) -> None:
-        self.num_bytes = 0
-        self.num_files = 0
-
-    def read(self, handle: Any) -> bytes:
-        data = handle.read(MAX_FILE_BYTES + 1)
-        self.num_bytes += len(data)
-        self.num_files += 1
-        if self.num_bytes > MAX_ARCHIVE_BYTES or self.num_files > MAX_ARCHIVE_FILES:
-            raise RuntimeError("unpacks to an absurd size")
-        return data
-
-
-def is_unsafe(name: str) -> bool:
-    return name.startswith(("/", "\\")) or ".." in name.replace("\\", "/").split("/") or ":" in name[:3]
-
-
-def _checked(package: str, path: str, licence: str, data: bytes) -> Item:
-    if len(data) > MAX_FILE_BYTES:
-        return Skip(path, "larger than any program")
-    return RawFile(package, path, licence, data)
+def _item(member: Member, package: str, licence: str) -> Item:
+    if member.data is None:
+        return Skip(member.name, member.problem)
+    if len(member.data) > archives.MAX_FILE_BYTES:
+        return Skip(member.name, "larger than any program")
+    return RawFile(package, member.name, licence, member.data)
 
 
 def _package_of(path: str, default: str) -> str:
@@ -289,7 +268,7 @@ class Columns:
         path = self._value(row, self.path) or f"{where}:{number}"
         package = self._value(row, self.package) or path
         licence = self._value(row, self.licence) or default_licence
-        return _checked(package, path, licence, text.encode("utf-8", "surrogatepass"))
+        return _item(Member(path, text.encode("utf-8", "surrogatepass")), package, licence)
 
     def check(self, names: Sequence[str], where: object) -> None:
         if self.text not in names:
@@ -308,31 +287,33 @@ STARCODER = Columns(text="content", package="max_stars_repo_name", path="max_sta
 
 @dataclass(frozen=True)
 class Rows:
-    """`.jsonl`, `.jsonl.gz` and `.parquet` files with a text column: one file, or a folder of them."""
+    """`.jsonl`, `.jsonl.gz` and `.parquet` files with a text column: one file, or a folder of them.
+
+    Links to files are followed here: the hub's cache is made of them.
+    """
 
     root: Path
     columns: Columns = Columns()
     licence: str = "unspecified"
 
     def units(self) -> Sequence[Unit]:
-        files = [self.root] if self.root.is_file() else sorted(self.root.rglob("*.*"))
+        files = [self.root] if self.root.is_file() else []
+        if self.root.is_dir():
+            files = sorted(_walk(self.root, TABLES))
         found: list[Unit] = []
         for file in files:
-            if file.name.endswith((".jsonl", ".jsonl.gz")):
-                found.append(JsonlUnit(file, self.columns, self.licence))
-            elif file.suffix == ".parquet":
+            if not file.is_file():
+                raise ValueError(f"{file} is no regular file that can be read: take it out of {self.root}")
+            if file.suffix == ".parquet":
                 found += self._row_groups(file)
+            else:
+                found.append(JsonlUnit(file, self.columns, self.licence))
         if not found:
-            raise ValueError(f"{self.root} holds no .jsonl, .jsonl.gz or .parquet file")
+            raise ValueError(f"{self.root} holds no .jsonl, .jsonl.gz or .parquet file with rows")
         return found
 
     def _row_groups(self, file: Path) -> list[Unit]:
-        import pyarrow.parquet as parquet
-
-        try:
-            table = parquet.ParquetFile(file)
-        except (OSError, ValueError) as error:
-            raise ValueError(f"{file} is not a readable parquet file: {error}") from error
+        table = _parquet(file)
         self.columns.check(table.schema_arrow.names, file)
         return [ParquetUnit(file, group, self.columns, self.licence) for group in range(table.num_row_groups)]
 
@@ -348,18 +329,30 @@ class JsonlUnit:
         return self.file.name
 
     def read(self) -> Iterator[Item]:
-        opener = gzip.open if self.file.suffix == ".gz" else open
-        with opener(self.file, "rb") as lines:
-            for number, line in enumerate(lines, start=1):
+        for number, line in enumerate(self._lines(), start=1):
+            where = f"{self.file.name}:{number}"
+            if len(line) > MAX_ROW_BYTES:
+                yield Skip(where, "larger than any program")
+                continue
+            try:
+                row = json.loads(line)
+            except (ValueError, RecursionError):  # the latter where it is nested too deeply
                 row = None
-                with suppress(ValueError):
-                    row = json.loads(line)
-                if not isinstance(row, dict):
-                    yield Skip(f"{self.file.name}:{number}", "not a JSON object")
-                    continue
-                if number == 1:
-                    self.columns.check(list(row), self.file)
-                yield self.columns.file(row, number, self.file.name, self.licence)
+            if not isinstance(row, dict):
+                yield Skip(where, "not a JSON object")
+                continue
+            if number == 1:
+                self.columns.check(list(row), self.file)
+            yield self.columns.file(row, number, self.file.name, self.licence)
+
+    def _lines(self) -> Iterator[bytes]:
+        """The lines; of one that is longer than any row may be, only as much as shows it."""
+        opener = gzip.open if self.file.suffix == ".gz" else open
+        with readable(self.file, "file of rows"), opener(self.file, "rb") as handle:
+            while line := handle.readline(MAX_ROW_BYTES + 1):
+                yield line
+                while len(line) > MAX_ROW_BYTES and not line.endswith(b"\n"):
+                    line = handle.readline(MAX_ROW_BYTES + 1)
 
 
 @dataclass(frozen=True)
@@ -374,17 +367,24 @@ class ParquetUnit:
         return f"{self.file.name}, row group {self.group}"
 
     def read(self) -> Iterator[Item]:
-        import pyarrow.parquet as parquet
+        where = f"{self.file.name}/{self.group}"
+        for number, row in enumerate(self._rows(), start=1):
+            yield self.columns.file(row, number, where, self.licence)
 
+    def _rows(self) -> Iterator[dict[str, Any]]:
+        table = _parquet(self.file)
         wanted = [name for name in vars(self.columns).values() if name]
-        table = parquet.ParquetFile(self.file)
         present = [name for name in wanted if name in table.schema_arrow.names]
-        number = 0
-        for batch in table.iter_batches(batch_size=256, row_groups=[self.group], columns=present):
-            for row in batch.to_pylist():
-                number += 1
-                where = f"{self.file.name}/{self.group}"
-                yield self.columns.file(row, number, where, self.licence)
+        with readable(self.file, "parquet file", (Exception,)):
+            for batch in table.iter_batches(batch_size=256, row_groups=[self.group], columns=present):
+                yield from batch.to_pylist()
+
+
+def _parquet(file: Path) -> Any:
+    import pyarrow.parquet as parquet
+
+    with readable(file, "parquet file", (Exception,)):  # Arrow has errors of its own for each kind of damage
+        return parquet.ParquetFile(file, page_checksum_verification=True)
 
 
 # ---------------------------------------------------------------- Hugging Face datasets
@@ -416,11 +416,17 @@ class HubUnit:
         return f"{self.dataset.name}, file {self.index + 1} of {self.count}"
 
     def read(self) -> Iterator[Item]:
-        rows = _stream(self.dataset).shard(num_shards=self.count, index=self.index)
-        for number, row in enumerate(rows, start=1):
+        for number, row in enumerate(self._rows(), start=1):
             if number == 1:
                 self.dataset.columns.check(list(row), self.dataset.name)
             yield self.dataset.columns.file(row, number, f"{self.index}", self.dataset.licence)
+
+    def _rows(self) -> Iterator[Mapping[str, Any]]:
+        rows = _stream(self.dataset).shard(num_shards=self.count, index=self.index)
+        try:
+            yield from rows
+        except Exception as error:  # the hub's client raises whatever its transport raised
+            raise ValueError(f"{self.name} cannot be read: {one_line(error)}") from error
 
 
 def _stream(dataset: HubDataset) -> Any:
@@ -429,4 +435,4 @@ def _stream(dataset: HubDataset) -> Any:
     try:
         return datasets.load_dataset(dataset.name, data_dir=dataset.data_dir, split=dataset.split, streaming=True)
     except Exception as error:  # the hub's client raises whatever its transport raised
-        raise ValueError(f"dataset {dataset.name} cannot be opened: {error}") from error
+        raise ValueError(f"dataset {dataset.name} cannot be opened: {one_line(error)}") from error

@@ -7,7 +7,7 @@ from crocodil.corpus.documents import paragraphs
 from crocodil.corpus.filters import FOR_TEXT
 from crocodil.corpus.recipe import Recipe
 from crocodil.corpus.registry import read_manifest
-from crocodil.corpus.sources import Files, HubDataset, Rows, Source, Wheels
+from crocodil.corpus.sources import TABLES, Files, HubDataset, Rows, Source, Wheels
 
 MANIFEST = Path(manifests.__file__).parent / "python-wheels.txt"
 
@@ -48,8 +48,9 @@ def own_text(path: Path) -> Recipe:
 
 
 def _own(path: Path, suffixes: tuple[str, ...]) -> Source:
-    tables = (".jsonl", ".jsonl.gz", ".parquet")
-    is_table = path.name.endswith(tables)
-    if path.is_dir():
-        is_table = any(file.name.endswith(tables) for file in path.rglob("*"))
-    return Rows(path) if is_table else Files(path, suffixes)
+    names = sorted(file.name for file in path.rglob("*") if not file.is_dir()) if path.is_dir() else [path.name]
+    table = next((name for name in names if name.endswith(TABLES)), None)
+    file = next((name for name in names if name.endswith(suffixes)), None)
+    if table and file:
+        raise ValueError(f"{path} holds tables ({table}) and single files ({file}): choose a folder of one kind")
+    return Rows(path) if table else Files(path, suffixes)
