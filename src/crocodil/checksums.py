@@ -24,8 +24,9 @@ class Checksums:
 
 
 def write_checksums(directory: Path) -> None:
-    """Of all files in a folder, not of those in its subfolders."""
-    files = sorted(file for file in directory.iterdir() if file.is_file() and file.name != CHECKSUM_FILE)
+    """Of the configs, tokenizers and weights in a folder, not of those in its subfolders."""
+    files = sorted([*directory.glob("*.json"), *directory.glob("*.safetensors")])
+    files = [file for file in files if file.name != CHECKSUM_FILE]
     sums = {
         "sha256": {file.name: sha256(file) for file in files},
         "words": {file.name: word_sum(file) for file in files},

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from crocodil.atomic import remove_unfinished, whole_directory, whole_file
+from crocodil.atomic import locked, remove_unfinished, whole_directory, whole_file
 from crocodil.corpus.documents import Document, utf8_name
 from crocodil.corpus.harvest import COUNTS_FILE, harvest, read_documents
 from crocodil.corpus.leaks import WINDOW, leaked_shares
@@ -52,6 +52,11 @@ def build(recipe: Recipe, out: Path, *, num_processes: int | None = None) -> Cor
     num_processes = num_processes or os.cpu_count() or 1
     if recipe.tokenizer is not None:
         Tokenizer.load(recipe.tokenizer)  # before anything is read: that may take hours
+    with locked(out):
+        return _build(recipe, out, num_processes)
+
+
+def _build(recipe: Recipe, out: Path, num_processes: int) -> Corpus:
     work = out / "work"
     work.mkdir(parents=True, exist_ok=True)
     _claim(out, recipe)

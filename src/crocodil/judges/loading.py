@@ -23,7 +23,9 @@ def load_network(auto_class: Any, name_or_path: str | os.PathLike[str], *, devic
     dtype = torch.float32 if torch.device(device).type == "cpu" else torch.bfloat16
     try:
         with _without_progress_bars():
-            network, found = auto_class.from_pretrained(source, dtype=dtype, output_loading_info=True)
+            network, found = auto_class.from_pretrained(
+                source, dtype=dtype, output_loading_info=True, use_safetensors=True
+            )
     except (OSError, ValueError) as error:
         raise not_found(os.fspath(name_or_path), error) from error
     missing = sorted(name for name in found["missing_keys"] if "pooler" not in name)
