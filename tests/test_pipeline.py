@@ -409,7 +409,7 @@ def test_a_model_in_int8_takes_a_third_of_the_size_and_says_much_the_same(pipe, 
 
 def cross_entropy_of(pipe, texts):
     """At half of the tokens, guided by the registers of the text itself."""
-    tokens, registers = pipe.tokens_of(texts), pipe.encode(texts)
+    tokens, registers = pipe.tokens_of(texts), pipe.encode(texts).bank
     return demasking_accuracy(
         lambda noisy, rows: pipe.demasker(noisy, registers, rows=rows),
         tokens, 0.5, mask_id=pipe.mask_id, streams=Streams.of("half", samples=range(len(texts))),

@@ -65,8 +65,8 @@ def config(cls: type[Class]) -> type[Class]:
     return made
 
 
-def read_as(kind: type[Class], values: Any, source: object) -> Class:
-    """The config that JSON values describe; `source` is the file that an error names."""
+def read_as(kind: Any, values: Any, source: object) -> Any:
+    """The config, or the value of another type, that JSON values describe; `source` is the file that an error names."""
     try:
         return TypeAdapter(kind).validate_json(json.dumps(values), strict=True)
     except ValidationError as error:
