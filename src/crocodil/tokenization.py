@@ -165,11 +165,11 @@ class Healed(NamedTuple):
     """
 
     kept: list[int]
-    fitting: list[int]  # empty where nothing was given
+    fitting: list[int]  # empty where no other token agrees with the given text: then all its tokens are kept
 
 
 def heal_end(text: str, tokenizer: Tokenizer) -> Healed:
-    """A prefix without its last token, and the tokens that begin with what is missing.
+    """A prefix without its last token, and the tokens that begin with what is missing; or all of it.
 
     All tokens of an unfinished indentation are left open together, if there is one token that begins with them.
     """
@@ -179,13 +179,16 @@ def heal_end(text: str, tokenizer: Tokenizer) -> Healed:
         missing = _bytes_of(table, ids[-count:])
         if count == 1 or missing.startswith(b"\n"):
             fitting = [i for i, own in enumerate(table) if own is not None and own.startswith(missing)]
-            if fitting:
+            if fitting and fitting != ids[-count:]:
                 return Healed(ids[:-count], fitting)
-    return Healed([], [])
+    return Healed(ids, [])
 
 
 def heal_beginning(text: str, tokenizer: Tokenizer) -> Healed:
-    """A suffix without its first token, or its first blanks, and the tokens that end with what is missing."""
+    """A suffix without its first token, or its first blanks, and the tokens that end with what is missing.
+
+    Or all of it, where no other token agrees with it.
+    """
     table, ids = tokenizer.token_bytes, tokenizer.encode(text)
     num_blank = 0
     if ids and _bytes_of(table, ids[:1]).isspace():
@@ -196,9 +199,9 @@ def heal_beginning(text: str, tokenizer: Tokenizer) -> Healed:
     for count in _counts(num_blank, table) if ids else ():
         missing = _bytes_of(table, ids[:count])
         fitting = [i for i, own in enumerate(table) if own is not None and own.endswith(missing)]
-        if fitting:
+        if fitting and fitting != ids[:count]:
             return Healed(ids[count:], fitting)
-    return Healed([], [])
+    return Healed(ids, [])
 
 
 def _counts(num_blank: int, table: Sequence[bytes | None]) -> range:
