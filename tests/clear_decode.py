@@ -17,7 +17,18 @@ from crocodil.processes.masking import (
 
 
 @torch.no_grad()
-def clear_decode(demask, canvas, decoding, *, registers=None, streams, refresh=None, refresh_at=(), spent=NO_COST):
+def clear_decode(
+    demask,
+    canvas,
+    decoding,
+    *,
+    registers=None,
+    allowed=None,
+    streams,
+    refresh=None,
+    refresh_at=(),
+    spent=NO_COST,
+):
     plan, mask_id, eos_id = decoding.plan, decoding.mask_id, decoding.eos_id
     given = canvas != mask_id
     first = canvas.shape[1] - plan.length
@@ -41,8 +52,12 @@ def clear_decode(demask, canvas, decoding, *, registers=None, streams, refresh=N
         if not hidden.any():
             continue
         logits = every_logit(demask, tokens, registers, decoding.guidance)
+        if allowed is not None:
+            for number in range(1, len(allowed.tokens)):
+                logits[(allowed.row == number)[..., None] & ~allowed.tokens[number]] = -torch.inf
         if eos_id is not None:
-            logits[..., eos_id][before_given_text(tokens, given=given, eos_id=eos_id)] = -torch.inf
+            text = given if allowed is None else given | (allowed.row > 0)
+            logits[..., eos_id][before_given_text(tokens, given=text, eos_id=eos_id)] = -torch.inf
         sample, position = hidden.nonzero(as_tuple=True)
         proposal = propose_tokens(
             logits[hidden],

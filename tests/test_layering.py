@@ -14,7 +14,7 @@ SOURCE = Path(crocodil.__file__).parent
 # Who may import whom: each module or package stands on the layers below it.
 LAYERS = [
     {"config", "shapes", "seeding", "graphs", "quantisation"},
-    {"cost"},
+    {"cost", "finite"},
     {"processes"},
     {"models"},
     {"demasking", "batch"},

@@ -15,9 +15,11 @@ from crocodil.checkpoints import load_llada
 from crocodil.cost import Cost, Size
 from crocodil.decoding import Decoding, Draw, decode, empty_canvas
 from crocodil.demasking import Guided, Unguided, strengthened
+from crocodil.encoding import encode_checked
 from crocodil.processes.gaussian import block_offsets, ddim_step, ddim_times, walk
 from crocodil.processes.masking import (
     AboveThreshold,
+    Allowed,
     AtRandom,
     MostConfident,
     NoisyConfidence,
@@ -240,6 +242,48 @@ def test_the_loop_equals_the_clear_one_token_for_token_and_call_for_call(case, i
     assert fast.cost == clear.cost
 
 
+@pytest.mark.parametrize("case", CASES)
+def test_where_only_some_tokens_may_stand_the_loop_equals_the_clear_one_and_no_other_is_put(case):
+    how, streams, demask = decoding(**CASES[case]), tiny.streams(6), Guided(tiny.demasker())
+    canvas, allowed = empty_canvas(6, how), some_allowed(6)
+    how_else = {"registers": tiny.bank(6), "streams": streams, "allowed": allowed}
+    fast, history = watched(demask, canvas, how, **how_else)
+    clear = clear_decode(demask, canvas, how, **how_else)
+    assert torch.equal(fast.tokens, clear.tokens)
+    assert fast.costs == clear.costs
+    for state in [*history, fast.tokens]:
+        fits = allowed.tokens[allowed.row].gather(2, state[..., None])[..., 0]
+        assert (fits | (state == MASK)).all()
+    for i in range(6):
+        one = torch.tensor([i])
+        how_else = {"registers": tiny.bank(6)[one], "streams": streams[one], "allowed": allowed.of_samples(one)}
+        assert torch.equal(fast.tokens[one], decode(demask, canvas[one], how, **how_else).tokens)
+
+
+def some_allowed(count):
+    """Another few places of each sample, where one of three tokens may stand or one of twenty."""
+    place = tiny.streams(count, "place").uniform(16)
+    tokens = torch.ones(3, VOCAB, dtype=torch.bool)
+    tokens[1] = torch.arange(VOCAB) % 13 == 1
+    tokens[2] = torch.arange(VOCAB) % 2 == 0
+    return Allowed((place < 0.2).long() + 2 * (place > 0.8).long(), tokens)
+
+
+def test_no_end_comes_before_a_place_where_some_text_must_stand():
+    how = decoding(num_calls=8, eos_id=EOS)
+    tokens = torch.ones(2, VOCAB, dtype=torch.bool)
+    tokens[1] = torch.arange(VOCAB) == 7
+    allowed = Allowed((torch.arange(16) == 11).long().expand(3, -1), tokens)
+    ended = decode(eager_to_end, empty_canvas(3, how), how, allowed=allowed, streams=tiny.streams(3)).tokens
+    assert (ended[:, :11] != EOS).all()
+    assert (ended[:, 11] == 7).all()
+    assert (ended[:, 12:] == EOS).all()
+
+
+def eager_to_end(noisy_tokens, registers, places):
+    return 9.0 * one_hot(torch.full((places.numel(),), EOS), VOCAB)
+
+
 COST = Cost(denoiser_calls=7, encoder_calls=1)
 
 
@@ -273,15 +317,70 @@ def test_no_end_cuts_off_given_text(rule):
     how = decoding(num_calls=8, rule=rule, temperature=1.0, eos_id=EOS)
     canvas = empty_canvas(3, how)
     canvas[:, 12:] = torch.tensor([1, 2, 3, EOS])
-
-    def eager_to_end(noisy_tokens, registers, places):
-        return 9.0 * one_hot(torch.full((places.numel(),), EOS), VOCAB)
-
     ended = decode(eager_to_end, empty_canvas(3, how), how, streams=tiny.streams(3)).tokens
     assert (ended == EOS).float().mean() > 0.9
     infilled = decode(eager_to_end, canvas, how, streams=tiny.streams(3)).tokens
     assert (infilled[:, :12] != EOS).all()
     assert torch.equal(infilled[:, 12:], canvas[:, 12:])
+
+
+# ---------------------------------------------------------------- damaged networks
+
+
+def damaged(network, value):
+    """The same network with one weight that is no number."""
+    with torch.no_grad():
+        max(network.parameters(), key=torch.numel)[1, 1] = value
+    return network
+
+
+DAMAGES = pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+
+
+@DAMAGES
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("rule", [MostConfident(), Remask()], ids=repr)
+@pytest.mark.parametrize("demask", ["base", "guided"])
+def test_logits_that_are_not_finite_are_an_error_that_names_the_demasker(value, temperature, rule, demask):
+    how = decoding(temperature=temperature, rule=rule, eos_id=EOS)
+    if demask == "base":
+        network, registers = Unguided(damaged(tiny.llada(), value)), None
+    else:
+        network, registers = Guided(damaged(tiny.demasker(), value)), tiny.bank(2)
+    with pytest.raises(FloatingPointError, match=r"demasker's logits are not finite: .*`crocodil verify MODEL`"):
+        decode(network, empty_canvas(2, how), how, registers=registers, streams=tiny.streams(2))
+
+
+def test_logits_that_are_not_finite_where_nothing_is_hidden_hurt_nobody():
+    tokens, how = tiny.programs(2, 16), decoding(num_calls=1)
+    canvas = tokens.clone()
+    canvas[:, 3:] = MASK
+
+    def demask(noisy_tokens, registers, places):
+        logits = perfect(tokens)(noisy_tokens, registers, places)
+        return logits.masked_fill((places.flatten() < 3)[:, None], math.nan)
+
+    assert torch.equal(decode(demask, canvas, how, streams=tiny.streams(2)).tokens, tokens)
+
+
+@DAMAGES
+def test_drawn_registers_that_are_not_finite_are_an_error_that_names_the_prior(value):
+    with pytest.raises(FloatingPointError, match=r"the prior's registers are not finite: its weights are damaged"):
+        draw_registers(damaged(tiny.denoiser(), value), SAMPLING, streams=tiny.streams(2))
+
+
+@DAMAGES
+def test_registers_that_are_not_finite_are_not_decoded(value):
+    registers, how = tiny.bank(2), decoding()
+    registers[1, 2, 3] = value
+    with pytest.raises(ValueError, match="registers are not finite"):
+        decode(Guided(tiny.demasker()), empty_canvas(2, how), how, registers=registers, streams=tiny.streams(2))
+
+
+@DAMAGES
+def test_encoded_registers_that_are_not_finite_are_an_error_that_names_the_encoder(value):
+    with pytest.raises(FloatingPointError, match=r"the encoder's registers are not finite"):
+        encode_checked(damaged(tiny.encoder(), value), tiny.programs(2, 16) * 0 + 1)
 
 
 # ---------------------------------------------------------------- guidance strength
@@ -441,6 +540,14 @@ def test_drawn_registers_lie_on_the_sphere_and_do_not_depend_on_the_batch():
         assert torch.allclose(together[3:4], alone, atol=1e-5)
 
 
+def test_every_step_of_a_draw_is_told():
+    told = []
+    draw_registers(
+        tiny.denoiser(), SAMPLING, streams=tiny.streams(2), on_step=lambda step, of: told.append((step, of))
+    )
+    assert told == [(step, 8) for step in range(1, 9)]
+
+
 @pytest.mark.parametrize("self_conditioned", [False, True])
 def test_coherence_goes_on_from_registers_apart_to_registers_together(self_conditioned):
     """Perturbed-attention guidance (decision D33): what is stepped to is pushed, no guess is."""
@@ -498,7 +605,23 @@ def test_con_within_disc_refreshes_the_registers_given_the_tokens_found_so_far(f
     )  # fmt: skip
     assert refreshed == [(call, 32 - 4 * call) for call in calls]
     assert [registers is second for registers in seen] == [bool(calls) and c >= calls[0] for c in range(8)]
-    assert samples.cost == Cost(8, 128 + 32 * len(calls), len(calls))
+    first_cost = 0 if 0 in calls else 128  # a refresh before the first call draws the first registers
+    assert samples.cost == Cost(8, first_cost + 32 * len(calls), len(calls))
+
+
+def test_registers_that_are_drawn_before_the_first_call_guide_as_strongly_as_others():
+    how, denoiser = decoding(guidance=2.0), tiny.denoiser()
+
+    def redraw(tokens, streams):
+        return draw_registers(denoiser, SAMPLING, streams=streams)
+
+    def draw(streams):
+        raise AssertionError("the prior draws nothing")
+
+    demask, canvas = Guided(tiny.demasker()), empty_canvas(2, how)
+    made = con_within_disc(draw, redraw, demask, canvas, how, streams=tiny.streams(2), refresh_fractions=(0, 0.5))
+    assert made.cost == Cost(demasker_calls=8, denoiser_calls=16)
+    assert made.costs == [made.cost] * 2
 
 
 def test_con_then_disc_is_con_within_disc_without_refresh():

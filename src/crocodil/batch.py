@@ -11,6 +11,7 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from crocodil.cost import Numbers
+from crocodil.processes.masking import Allowed
 from crocodil.seeding import Streams
 from crocodil.shapes import Positions, RegisterBank, TokenIds
 
@@ -24,6 +25,7 @@ class Batch:
     numbers: Numbers
     tokens: TokenIds
     given: Positions
+    allowed: Allowed | None
     registers: RegisterBank | None
     streams: Streams
     mask_id: int
@@ -32,11 +34,19 @@ class Batch:
     step_size: int  # sizes of a batch are multiples of it: a device records each size anew
 
     @classmethod
-    def of(cls, canvas: TokenIds, registers: RegisterBank | None, streams: Streams, *, mask_id: int) -> "Batch":
+    def of(
+        cls,
+        canvas: TokenIds,
+        registers: RegisterBank | None,
+        streams: Streams,
+        *,
+        mask_id: int,
+        allowed: Allowed | None = None,
+    ) -> "Batch":
         numbers = torch.arange(len(canvas), device=canvas.device)
         step_size = 1 if canvas.device.type == "cpu" else -(-len(canvas) // BATCH_SIZES)
         given = canvas != mask_id
-        return cls(numbers, canvas, given, registers, streams, mask_id, canvas, registers, step_size)
+        return cls(numbers, canvas, given, allowed, registers, streams, mask_id, canvas, registers, step_size)
 
     def masked(self) -> Positions:
         return self.tokens == self.mask_id
@@ -53,6 +63,7 @@ class Batch:
         self.left_tokens, self.left_registers = self.all_tokens(), self.all_registers()
         kept = finished.int().argsort(stable=True)[:size].sort().values
         self.numbers, self.tokens, self.given = self.numbers[kept], self.tokens[kept], self.given[kept]
+        self.allowed = None if self.allowed is None else self.allowed.of_samples(kept)
         self.registers = None if self.registers is None else self.registers[kept]
         self.streams = self.streams[kept]
 

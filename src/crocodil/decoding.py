@@ -20,8 +20,10 @@ from crocodil.batch import Batch
 from crocodil.config import Guidance, Temperature, TokenId, TopP, config
 from crocodil.cost import NO_COST, Cost, Ledger
 from crocodil.demasking import Demask, strengthened
+from crocodil.finite import check_all
 from crocodil.processes.masking import (
     AboveThreshold,
+    Allowed,
     MostConfident,
     Remask,
     RevealRule,
@@ -83,7 +85,15 @@ def empty_canvas(num_samples: int, decoding: Decoding, device: str | torch.devic
     return torch.full((num_samples, decoding.plan.length), decoding.mask_id, device=device)
 
 
-Reveal: TypeAlias = Callable[..., tuple[TokenIds, Bool[Tensor, "B"]]]
+class Revealed(NamedTuple):
+    """A canvas after a call."""
+
+    tokens: TokenIds
+    concerned: Bool[Tensor, "B"]  # samples that had hidden tokens
+    is_finite: Bool[Tensor, ""]  # whether the logits were
+
+
+Reveal: TypeAlias = Callable[..., Revealed]
 
 # How a step over tensors is carried out: `play(step, key, inputs)`. Steps of one key do the same to their inputs;
 # a device may record the first and replay it for the others (see `crocodil.graphs`).
@@ -120,7 +130,9 @@ def _make_call(
     registers: RegisterBank | None,
     keys: Int[Tensor, "B"],
     where: Int[Tensor, "4"],
-) -> tuple[TokenIds, Bool[Tensor, "B"]]:
+    allowed_row: TokenIds | None,
+    allowed_tokens: Bool[Tensor, "A W"] | None,
+) -> Revealed:
     """One call of the demasker, and what it reveals.
 
     `where` is the call as numbers: its index, its block's start and end on the canvas, and the calls left.
@@ -128,7 +140,8 @@ def _make_call(
     places = _places(_hidden(where, tokens, decoding), num_rows)
     last = tokens.shape[1] - 1
     row_logits = strengthened(demask, decoding.guidance)(tokens, registers, places.clamp(max=last))
-    return reveal(decoding, row_logits, places, tokens, given, keys, where)
+    allowed = None if allowed_row is None or allowed_tokens is None else Allowed(allowed_row, allowed_tokens)
+    return reveal(decoding, row_logits, places, tokens, given, keys, where, allowed)
 
 
 def _places(hidden: Positions, count: int) -> Places:
@@ -148,17 +161,19 @@ def reveal(
     given: Positions,
     keys: Int[Tensor, "B"],
     where: Int[Tensor, "4"],
-) -> tuple[TokenIds, Bool[Tensor, "B"]]:
-    """The canvas with some of the proposals on it, and whom this concerns: who had something hidden.
+    allowed: Allowed | None = None,
+) -> Revealed:
+    """Return the canvas with some of the proposals on it.
 
-    Of each sample all that is hidden is among its `places`; others lie outside of the canvas.
+    All that is hidden of a sample is among its `places`; others lie outside of the canvas.
     """
     index, _, _, calls_left = where.unbind()
     streams = Streams(keys).at("call", index.expand(len(keys)))
     hidden = _hidden(where, tokens, decoding)
-    proposal = _propose(decoding, row_logits, places, tokens, given, streams)
+    proposal = _propose(decoding, row_logits, places, tokens, given, streams, allowed)
     proposed = _put(tokens, places, proposal.tokens)
     confidence = _put(torch.zeros(tokens.shape, device=tokens.device), places, proposal.log_prob)
+    is_finite = confidence.isfinite().all()
     if decoding.eos_id is not None and decoding.eos_last:
         confidence = hold_back_ends(confidence, ends=hidden & (proposed == decoding.eos_id), hidden=hidden)
     concerned = hidden.any(dim=1)  # who has filled this block is left alone
@@ -167,7 +182,7 @@ def reveal(
     tokens = proposed.masked_fill(is_open & ~decoding.rule(step), decoding.mask_id)
     if decoding.eos_id is not None:
         tokens = fill_behind_end(tokens, may_end=~given, mask_id=decoding.mask_id, eos_id=decoding.eos_id)
-    return tokens, concerned
+    return Revealed(tokens, concerned, is_finite)
 
 
 def _put(canvas: Tensor, places: Places, values: Tensor) -> Tensor:
@@ -181,19 +196,30 @@ class _Proposals(NamedTuple):
 
 
 def _propose(
-    decoding: Decoding, row_logits: RowLogits, places: Places, tokens: TokenIds, given: Positions, streams: Streams
+    decoding: Decoding,
+    row_logits: RowLogits,
+    places: Places,
+    tokens: TokenIds,
+    given: Positions,
+    streams: Streams,
+    allowed: Allowed | None,
 ) -> _Proposals:
     """Every position draws from a stream of its own; no end that would cut off given text is proposed."""
-    no_end = None
+    no_end = allowed_row = None
     if decoding.eos_id is not None:
-        text_follows = F.pad(before_given_text(tokens, given=given, eos_id=decoding.eos_id), (0, 1))
+        text = given if allowed is None else given | allowed.restricted()  # part of it is given there
+        text_follows = F.pad(before_given_text(tokens, given=text, eos_id=decoding.eos_id), (0, 1))
         no_end = text_follows.gather(1, places).flatten()
+    if allowed is not None:
+        allowed_row = F.pad(allowed.row, (0, 1)).gather(1, places).flatten()
     sample = torch.arange(len(tokens), device=tokens.device)[:, None].expand_as(places).flatten()
     found, log_prob = propose_tokens(
         row_logits,
         mask_id=decoding.mask_id,
         eos_id=decoding.eos_id,
         no_end=no_end,
+        allowed_row=allowed_row,
+        allowed_tokens=None if allowed is None else allowed.tokens,
         temperature=decoding.temperature,
         top_p=decoding.top_p,
         streams=streams.at("token")[sample].at(places.flatten()),
@@ -219,6 +245,20 @@ def _within(where: Int[Tensor, "4"], tokens: TokenIds) -> Positions:
     return ((index >= where[1]) & (index < where[2])).expand_as(tokens)
 
 
+class _Finite:
+    """Whether all logits were finite, call by call; looked at only where that is cheap."""
+
+    def __init__(self) -> None:
+        self.unchecked: list[Tensor] = []
+
+    def enter(self, is_finite: Bool[Tensor, ""]) -> None:
+        self.unchecked.append(is_finite)
+
+    def check(self) -> None:
+        check_all(self.unchecked, "the demasker's logits")
+        self.unchecked.clear()
+
+
 @dataclass(frozen=True)
 class Engine:
     """How the work is carried out; never what comes out."""
@@ -237,6 +277,7 @@ def decode(
     decoding: Decoding,
     *,
     registers: RegisterBank | None = None,
+    allowed: Allowed | None = None,
     streams: Streams,
     refresh: Refresh | None = None,
     refresh_at: Collection[int] = (),
@@ -246,18 +287,22 @@ def decode(
 ) -> Samples:
     """Fill the masked positions of `canvas`: the green lines of Algorithms 2, 3 and 6.
 
-    Tokens on the canvas are given and stay. The plan covers the last `plan.length` positions; what stands
-    before them is a prompt. `refresh` renews the registers before the calls in `refresh_at`. `spent` is what
-    the registers have cost already; `on_call` sees the canvas after every call. A sample depends on its own
-    row and streams alone, never on its batch.
+    Tokens on the canvas are given and stay; `allowed` says where only some may be put. The plan covers the last
+    `plan.length` positions; what stands before them is a prompt. `refresh` renews the registers before the calls
+    in `refresh_at`; before call 0 it draws the first. `spent` is what the registers have cost already; `on_call`
+    sees the canvas after every call. A sample depends on its own row and streams alone, never on its batch.
 
     All shapes of a call are known beforehand, and its tensors are looked at only where that is cheap or pays:
     finished samples are then left out, and a call that would reveal nothing is not made.
     """
-    if decoding.guidance != 1 and registers is None:
+    draws_first = refresh is not None and 0 in refresh_at
+    if decoding.guidance != 1 and registers is None and not draws_first:
         raise ValueError(f"guidance {decoding.guidance} strengthens registers, and there are none")
+    if registers is not None and not registers.isfinite().all():
+        raise ValueError("registers are not finite: nothing can be decoded from them")
     first = _first_planned(canvas == decoding.mask_id, decoding.plan)
-    batch, ledger = Batch.of(canvas, registers, streams, mask_id=decoding.mask_id), Ledger(canvas, spent)
+    batch = Batch.of(canvas, registers, streams, mask_id=decoding.mask_id, allowed=allowed)
+    ledger, finite = Ledger(canvas, spent), _Finite()
     num_rows = rows_by_call(canvas[:, first:], decoding)
     calls = torch.tensor(
         [(c.index, first + c.block_start, first + c.block_end, c.calls_left) for c in decoding.plan.calls()],
@@ -268,6 +313,7 @@ def decode(
     for call in decoding.plan.calls():
         refreshes = refresh is not None and call.index in refresh_at
         if looks_often or refreshes or num_rows[call.index] != last_rows:
+            finite.check()
             batch.leave_out_finished()
             if not len(batch.numbers):
                 break
@@ -280,9 +326,14 @@ def decode(
         if not last_rows or (looks_often and not _hidden(where, batch.tokens, decoding).any()):
             continue
         how = (demask, decoding, engine.reveal, last_rows)
-        inputs = (batch.tokens, batch.given, batch.registers, batch.streams.keys, where)
-        batch.tokens, concerned = engine.play(partial(_make_call, *how), how, inputs)
+        allowed_now = batch.allowed or (None, None)
+        inputs = (batch.tokens, batch.given, batch.registers, batch.streams.keys, where, *allowed_now)
+        batch.tokens, concerned, is_finite = engine.play(partial(_make_call, *how), how, inputs)
+        finite.enter(is_finite)
+        if looks_often:
+            finite.check()
         ledger.enter(Cost(demasker_calls=decoding.calls_each_time), batch.numbers, concerned)
         if on_call is not None:
             on_call(batch.all_tokens(), call.index, ledger.total())
+    finite.check()
     return Samples(batch.all_tokens(), ledger.total(), ledger.costs(), batch.all_registers())

@@ -2,6 +2,7 @@
 
 import torch
 
+from crocodil.finite import check_finite
 from crocodil.models.register_encoder import RegisterEncoder
 from crocodil.shapes import Positions, RegisterBank, TokenIds
 from crocodil.tokenization import Retokenizer
@@ -22,3 +23,16 @@ def encode_tokens(
     read = retokenizer(tokens.cpu().numpy(), hidden.cpu().numpy())
     ids, valid, unseen = (torch.from_numpy(array).to(tokens.device) for array in read)
     return encoder(ids, valid=valid, hidden=unseen)
+
+
+def encode_checked(
+    encoder: RegisterEncoder,
+    tokens: TokenIds,
+    hidden: Positions | None = None,
+    *,
+    retokenizer: Retokenizer | None = None,
+) -> RegisterBank:
+    """The same for sampling: registers that are not finite are refused. Training looks at its loss instead."""
+    registers = encode_tokens(encoder, tokens, hidden, retokenizer=retokenizer)
+    check_finite(registers, "the encoder's registers")
+    return registers

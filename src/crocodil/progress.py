@@ -24,23 +24,27 @@ SECONDS_BETWEEN_LINES = 30.0  # where the output is a file, not a screen
 
 @runtime_checkable
 class Advance(Protocol):
-    def __call__(self, count: int = 1, note: str = "") -> None: ...
+    def __call__(self, count: float = 1, note: str = "") -> None: ...
 
 
 @contextmanager
-def progress(what: str, total: int, *, unit: str, shown: bool = True) -> Iterator[Advance]:
-    """A bar on a screen; a line now and then in a log. Written to stderr, so that results stay clean."""
-    if not shown:
-        yield lambda count=1, note="": None
-        return
+def progress(
+    what: str, total: int, *, unit: str, shown: bool = True, lines: bool = True, worth_s: float = 0.0
+) -> Iterator[Advance]:
+    """A bar on a screen; a line now and then in a log. Written to stderr, so that results stay clean.
+
+    The bar waits until the work is expected to take longer than `worth_s`. Without `lines` a log gets none.
+    """
     console = Console(file=sys.stderr)
-    if console.is_terminal:
-        yield from _bar(what, total, unit, console)
-    else:
+    if shown and console.is_terminal:
+        yield from _bar(what, total, unit, console, worth_s)
+    elif shown and lines:
         yield from _lines(what, total, unit, console)
+    else:
+        yield lambda count=1, note="": None
 
 
-def _bar(what: str, total: int, unit: str, console: Console) -> Iterator[Advance]:
+def _bar(what: str, total: int, unit: str, console: Console, worth_s: float) -> Iterator[Advance]:
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -51,30 +55,50 @@ def _bar(what: str, total: int, unit: str, console: Console) -> Iterator[Advance
         TimeRemainingColumn(),
         TextColumn("{task.fields[note]}", style="dim", markup=False),  # a file's name may look like markup
     )
-    with Progress(*columns, console=console) as bars:
-        task = bars.add_task(what, total=total, note="")
-        yield lambda count=1, note="": bars.update(task, advance=count, note=note)
+    bars = Progress(*columns, console=console)
+    task = bars.add_task(what, total=total, note="")
+    started_at = time.monotonic()
+
+    def advance(count: float = 1, note: str = "") -> None:
+        done = _sum(bars.tasks[task].completed, count)
+        bars.update(task, completed=done, note=note)
+        elapsed_s = time.monotonic() - started_at
+        # A first step is often slow: nothing is expected of it.
+        if not bars.live.is_started and elapsed_s > worth_s / 6 and elapsed_s * total > worth_s * done:
+            bars.start()
+
+    if not worth_s:
+        bars.start()
+    try:
+        yield advance
+    finally:
+        bars.stop()
 
 
 def _lines(what: str, total: int, unit: str, console: Console) -> Iterator[Advance]:
     started_at = last_line_at = time.monotonic()
-    done = 0
+    done = 0.0
 
-    def advance(count: int = 1, note: str = "") -> None:
+    def advance(count: float = 1, note: str = "") -> None:
         nonlocal done, last_line_at
-        done += count
+        done = _sum(done, count)
         now = time.monotonic()
         if done >= total or now - last_line_at > SECONDS_BETWEEN_LINES:
             last_line_at = now
             per_s = done / max(now - started_at, 1e-9)
             left_s = (total - done) / max(per_s, 1e-9)
             console.print(
-                f"{what}: {done}/{total} {unit}, {per_s:.3g} a second, {left_s:.0f} s left {note}",
+                f"{what}: {int(done)}/{total} {unit}, {per_s:.3g} a second, {left_s:.0f} s left {note}",
                 highlight=False,
                 markup=False,
             )
 
     yield advance
+
+
+def _sum(done: float, count: float) -> float:
+    """Parts of a whole add up to it."""
+    return round(done + count, 6)
 
 
 class _Speed(ProgressColumn):

@@ -7,16 +7,19 @@ tokens. Networks are functions here: how they are built and trained is not known
 
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
+from typing import TypeAlias
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from crocodil.config import Coherence, Share, Steps, Width, config
-from crocodil.cost import Cost
+from crocodil.cost import NO_COST, Cost
 from crocodil.decoding import PLAIN, Decoding, Draw, Engine, OnCall, Refresh, Samples, decode
 from crocodil.demasking import Demask
+from crocodil.finite import check_finite
 from crocodil.processes.gaussian import block_offsets, ddim_step, ddim_times, walk
+from crocodil.processes.masking import Allowed
 from crocodil.processes.registers import block_index, normalise
 from crocodil.seeding import Streams
 from crocodil.shapes import RegisterBank, RegisterTime, TokenIds
@@ -41,6 +44,9 @@ class PriorSampling:
         return self.num_steps * (2 if self.coherence else 1)
 
 
+OnStep: TypeAlias = Callable[[int, int], None]  # how many steps are done, of how many
+
+
 @torch.no_grad()
 def draw_registers(
     denoise: Callable[..., RegisterBank],
@@ -48,23 +54,32 @@ def draw_registers(
     *,
     known: Mapping[str, Tensor] | None = None,
     streams: Streams,
+    on_step: OnStep | None = None,
     engine: Engine = PLAIN,
 ) -> Draw:
     """z_0 = G_psi(eps), brought to the sphere that the demasker knows (decision D20).
 
     `denoise` is g_psi(z_s, s), also called with what is `known`, a condition, and with its last guess if it wants.
+    `on_step` is called after every step.
     """
     noise: Float[Tensor, "B K D"] = streams.at("noise").normal(sampling.num_registers, sampling.register_width)
     offsets = block_offsets(block_index(sampling.num_registers), largest=sampling.largest_offset)
     times = ddim_times(sampling.num_steps, offsets)
     known = known or {}
     how = (denoise, sampling, tuple(known))
+    steps_done = 0
 
     def step(*inputs: Tensor | None) -> tuple[RegisterBank, RegisterBank]:
-        return engine.play(partial(_denoise_once, *how), how, (*inputs, *known.values()))
+        nonlocal steps_done
+        stepped = engine.play(partial(_denoise_once, *how), how, (*inputs, *known.values()))
+        steps_done += 1
+        if on_step is not None:
+            on_step(steps_done, sampling.num_steps)
+        return stepped
 
-    registers = walk(step, noise, times, offsets=offsets, eta=sampling.eta, streams=streams)
-    return Draw(normalise(registers), Cost(denoiser_calls=sampling.num_calls))
+    registers = normalise(walk(step, noise, times, offsets=offsets, eta=sampling.eta, streams=streams))
+    check_finite(registers, "the prior's registers")
+    return Draw(registers, Cost(denoiser_calls=sampling.num_calls))
 
 
 def _denoise_once(
@@ -112,6 +127,7 @@ def con_then_disc(
     canvas: TokenIds,
     decoding: Decoding,
     *,
+    allowed: Allowed | None = None,
     streams: Streams,
     on_call: OnCall | None = None,
     engine: Engine = PLAIN,
@@ -119,7 +135,15 @@ def con_then_disc(
     """Algorithm 2: draw the registers (lines 2-3), then decode them (lines 4-11)."""
     registers, spent = draw(streams.at("prior"))
     return decode(
-        demask, canvas, decoding, registers=registers, streams=streams, spent=spent, on_call=on_call, engine=engine
+        demask,
+        canvas,
+        decoding,
+        registers=registers,
+        allowed=allowed,
+        streams=streams,
+        spent=spent,
+        on_call=on_call,
+        engine=engine,
     )
 
 
@@ -130,6 +154,7 @@ def con_within_disc(
     canvas: TokenIds,
     decoding: Decoding,
     *,
+    allowed: Allowed | None = None,
     streams: Streams,
     refresh_fractions: Collection[float] = (0.5,),
     on_call: OnCall | None = None,
@@ -138,24 +163,30 @@ def con_within_disc(
     """Algorithm 3: as Algorithm 2, and the registers are drawn again, given the tokens found so far.
 
     `refresh_fractions` of the calls are made before each refresh; one half way is what the paper ran
-    (decision D9).
+    (decision D9). A refresh before the first call draws the first registers: the prior draws none.
     """
-    if not all(0 <= fraction < 1 for fraction in refresh_fractions):
-        raise ValueError(f"refresh fractions lie in [0, 1), not at {list(refresh_fractions)}")
-    last = decoding.plan.num_calls - 1
-    registers, spent = draw(streams.at("prior"))
+    refresh_at = refresh_calls(refresh_fractions, decoding.plan.num_calls)
+    registers, spent = (None, NO_COST) if 0 in refresh_at else draw(streams.at("prior"))
     return decode(
         demask,
         canvas,
         decoding,
         registers=registers,
+        allowed=allowed,
         streams=streams,
         refresh=redraw,
-        refresh_at={min(round(fraction * decoding.plan.num_calls), last) for fraction in refresh_fractions},
+        refresh_at=refresh_at,
         spent=spent,
         on_call=on_call,
         engine=engine,
     )
+
+
+def refresh_calls(fractions: Collection[float], num_calls: int) -> set[int]:
+    """The calls before which the registers are drawn again."""
+    if not all(0 <= fraction < 1 for fraction in fractions):
+        raise ValueError(f"refresh fractions lie in [0, 1), not at {list(fractions)}")
+    return {min(round(fraction * num_calls), num_calls - 1) for fraction in fractions}
 
 
 def autoencode(

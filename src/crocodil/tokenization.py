@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -148,6 +149,69 @@ def _byte_alphabet() -> dict[str, int]:
     byte_of = {letter: ord(letter) for letter in letters if ord(letter) < 256}
     others = sorted(set(range(256)) - set(byte_of.values()))
     return byte_of | dict(zip(letters[len(byte_of) :], others, strict=True))
+
+
+# ---------------------------------------------------------------- token healing
+
+_BLANKS = " \t\n\r\v\f"
+
+
+class Healed(NamedTuple):
+    """Given text with its border token left open: the other tokens, and the ids that may stand at the border.
+
+    Where text goes on, its last token may be another one: a line break and its indentation are one token, so that
+    a line break which is given as a token could not be followed by an indented line. Only tokens that agree with
+    the given text may stand there, so that it is never changed.
+    """
+
+    kept: list[int]
+    fitting: list[int]  # empty where no other token agrees with the given text: then all its tokens are kept
+
+
+def heal_end(text: str, tokenizer: Tokenizer) -> Healed:
+    """A prefix without its last token, and the tokens that begin with what is missing; or all of it.
+
+    All tokens of an unfinished indentation are left open together, if there is one token that begins with them.
+    """
+    table, ids = tokenizer.token_bytes, tokenizer.encode(text)
+    num_blank = sum(1 for _ in takewhile(bytes.isspace, (_bytes_of(table, [i]) for i in reversed(ids))))
+    for count in _counts(num_blank, table) if ids else ():
+        missing = _bytes_of(table, ids[-count:])
+        if count == 1 or missing.startswith(b"\n"):
+            fitting = [i for i, own in enumerate(table) if own is not None and own.startswith(missing)]
+            if fitting and fitting != ids[-count:]:
+                return Healed(ids[:-count], fitting)
+    return Healed(ids, [])
+
+
+def heal_beginning(text: str, tokenizer: Tokenizer) -> Healed:
+    """A suffix without its first token, or its first blanks, and the tokens that end with what is missing.
+
+    Or all of it, where no other token agrees with it.
+    """
+    table, ids = tokenizer.token_bytes, tokenizer.encode(text)
+    num_blank = 0
+    if ids and _bytes_of(table, ids[:1]).isspace():
+        # Blanks belong together: "    return" is "   ", " return", but behind a line break "\n    ", "return".
+        rest = text.lstrip(_BLANKS)
+        blanks, others = tokenizer.encode_all([text[: len(text) - len(rest)], rest])
+        num_blank, ids = len(blanks), blanks + others
+    for count in _counts(num_blank, table) if ids else ():
+        missing = _bytes_of(table, ids[:count])
+        fitting = [i for i, own in enumerate(table) if own is not None and own.endswith(missing)]
+        if fitting and fitting != ids[:count]:
+            return Healed(ids[count:], fitting)
+    return Healed(ids, [])
+
+
+def _counts(num_blank: int, table: Sequence[bytes | None]) -> range:
+    """How many tokens may be left open, the most first: no more than the longest token has bytes."""
+    longest = max(len(own) for own in table if own is not None)
+    return range(min(max(1, num_blank), longest), 0, -1)
+
+
+def _bytes_of(table: Sequence[bytes | None], ids: Sequence[int]) -> bytes:
+    return b"".join(table[i] or b"" for i in ids)
 
 
 # ---------------------------------------------------------------- from one vocabulary to another

@@ -169,6 +169,16 @@ def test_no_place_falls_on_what_has_no_weight(place):
     assert 0 <= within.item() <= 1
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_logits_that_are_not_finite_draw_tokens_inside_the_vocabulary(value):
+    logits = torch.zeros(64, STRETCH + 44)
+    logits[:32, 299] = value
+    logits[32:] = value
+    for top_p in (1.0, 0.5):
+        drawn = draw_tokens(logits, temperature=1.0, top_p=top_p, streams=tiny.streams(64))
+        assert (drawn < STRETCH + 44).all()
+
+
 def test_drawing_survives_logits_whose_exponential_overflows():
     logits = torch.tensor([[2000.0, 0.0, 1999.0]]).expand(2000, -1)
     drawn = draw_tokens(logits, temperature=1.0, streams=tiny.streams(2000))

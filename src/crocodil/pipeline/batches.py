@@ -12,25 +12,57 @@ from torch import Tensor
 
 from crocodil.cost import NO_COST
 from crocodil.decoding import Samples
-from crocodil.progress import progress
+from crocodil.progress import Advance, progress
 from crocodil.seeding import Streams
 from crocodil.shapes import TokenIds
 
-Sample: TypeAlias = Callable[[range, TokenIds, Streams], Samples]  # of these places: the canvas, the streams
+SECONDS_WORTH_A_BAR = 3.0
+
+Tick: TypeAlias = Callable[..., None]  # one call or one step more is done; whatever it is told is not looked at
+Sample: TypeAlias = Callable[[range, TokenIds, Streams, Tick], Samples]  # these places: canvas, streams
 
 
 def in_batches(
-    sample: Sample, canvas: Int[Tensor, "N"], key: tuple[str, int], *, count: int, size: int, watched: bool
+    sample: Sample,
+    canvas: Int[Tensor, "N"],
+    key: tuple[str, int],
+    *,
+    count: int,
+    size: int,
+    num_ticks: int,
+    watched: bool,
 ) -> Samples:
-    """Samples 0, 1, 2 ... of a key; a bar shows where long work stands, unless the caller watches."""
+    """Samples 0, 1, 2 ... of a key; a bar shows where long work stands, unless the caller watches.
+
+    A batch takes at most `num_ticks` calls and steps: each moves the bar by its share of the batch.
+    """
     batches = []
-    with progress("sampling", count, unit="texts", shown=count > size and not watched) as advance:
+    with progress(
+        "sampling", count, unit="texts", shown=not watched, lines=count > size, worth_s=SECONDS_WORTH_A_BAR
+    ) as advance:
         for start in range(0, count, size):
             places = range(start, min(start + size, count))
             streams = Streams.of(*key, samples=places, device=canvas.device)
-            batches.append(sample(places, canvas.expand(len(places), -1), streams))
-            advance(len(places))
+            ticks = _Ticks(advance, len(places), num_ticks)
+            batches.append(sample(places, canvas.expand(len(places), -1), streams, ticks))
+            ticks.finish()
     return joined(batches)
+
+
+class _Ticks:
+    """Moves a bar by the texts of one batch, a bit with every tick."""
+
+    def __init__(self, advance: Advance, num_texts: int, num_ticks: int) -> None:
+        self.advance, self.num_texts, self.num_ticks, self.done = advance, num_texts, num_ticks, 0
+
+    def __call__(self, *_: object) -> None:
+        if self.done < self.num_ticks - 1:  # the last bit is for `finish`: then nothing is left to round
+            self.done += 1
+            self.advance(self.num_texts / self.num_ticks)
+
+    def finish(self) -> None:
+        """Calls that were not needed count as done."""
+        self.advance(self.num_texts - self.num_texts * self.done / self.num_ticks)
 
 
 def joined(batches: Sequence[Samples]) -> Samples:

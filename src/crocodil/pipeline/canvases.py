@@ -1,14 +1,19 @@
-"""Texts on canvases: beginning, text, and end tokens as filling (decision D18); or masks, with something given."""
+"""Texts on canvases: beginning, text, and end tokens as filling (decision D18); or masks, with something given.
 
-from collections.abc import Sequence
+Given text is healed where it meets masks: see `crocodil.tokenization.Healed`.
+"""
+
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from crocodil.processes.masking import Allowed
 from crocodil.shapes import TokenIds
-from crocodil.tokenization import Tokenizer
+from crocodil.tokenization import Healed, Tokenizer, heal_beginning, heal_end
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,6 +22,7 @@ class Given:
 
     prefix: str = ""
     suffix: str = ""
+    heal: bool = True  # its tokens next to the masks may become others that agree with it; False: they stay
 
     def __bool__(self) -> bool:
         return bool(self.prefix or self.suffix)
@@ -68,16 +74,52 @@ def split_to_fit(text: str, tokenizer: Tokenizer, *, length: int) -> list[str]:
     return pieces
 
 
-def masked_canvas(given: Given, tokenizer: Tokenizer, *, length: int) -> Int[Tensor, "N"]:
-    """Beginning, prefix, masks; and where there is a suffix, the suffix and one end."""
+class Canvas(NamedTuple):
+    """What a text is generated on."""
+
+    tokens: Int[Tensor, "N"]
+    allowed: Allowed | None  # which tokens may stand where given text is healed
+
+    def to(self, device: torch.device) -> "Canvas":
+        allowed = None if self.allowed is None else Allowed(*(part.to(device) for part in self.allowed))
+        return Canvas(self.tokens.to(device), allowed)
+
+
+def masked_canvas(given: Given, tokenizer: Tokenizer, *, length: int) -> Canvas:
+    """Beginning, prefix, masks; and where there is a suffix, the suffix and one end. What is healed is masked."""
     special = tokenizer.special
-    prefix, suffix = tokenizer.encode_all([given.prefix, given.suffix])
-    before, after = [special.bos, *prefix], [*suffix, special.eos] if suffix else []
-    num_masked = length - len(before) - len(after)
-    if num_masked < 1:
+    assert special.mask is not None
+    prefix, suffix = _at_the_borders(given, tokenizer)
+    before = [special.bos, *prefix.kept, *[special.mask] * bool(prefix.fitting)]
+    after = [*[special.mask] * bool(suffix.fitting), *suffix.kept, *[special.eos] * bool(given.suffix)]
+    num_free = length - len(before) - len(after)
+    if num_free < 1:
         raise ValueError(
             f"what is given takes {len(before) + len(after)} of {length} tokens and leaves none to fill: "
             f"shorten it, or take a length above {len(before) + len(after)}"
         )
-    assert special.mask is not None
-    return torch.tensor([*before, *[special.mask] * num_masked, *after])
+    tokens = torch.tensor([*before, *[special.mask] * num_free, *after])
+    healed = {len(before) - 1: prefix.fitting, length - len(after): suffix.fitting}
+    return Canvas(tokens, _allowed({place: ids for place, ids in healed.items() if ids}, length, tokenizer))
+
+
+def _at_the_borders(given: Given, tokenizer: Tokenizer) -> tuple[Healed, Healed]:
+    if not (given and given.heal):
+        prefix, suffix = tokenizer.encode_all([given.prefix, given.suffix])
+        return Healed(prefix, []), Healed(suffix, [])
+    try:
+        return heal_end(given.prefix, tokenizer), heal_beginning(given.suffix, tokenizer)
+    except ValueError as error:
+        raise ValueError(f"given text cannot be healed, take Given(heal=False): {error}") from error
+
+
+def _allowed(healed: Mapping[int, Sequence[int]], length: int, tokenizer: Tokenizer) -> Allowed | None:
+    if not healed:
+        return None
+    row = torch.zeros(1, length, dtype=torch.int64)
+    tokens = torch.zeros(1 + len(healed), len(tokenizer.token_bytes), dtype=torch.bool)
+    tokens[0] = True
+    for number, (place, ids) in enumerate(healed.items(), start=1):
+        row[0, place] = number
+        tokens[number, list(ids)] = True
+    return Allowed(row, tokens)

@@ -20,14 +20,14 @@ from crocodil.cost import Cost
 from crocodil.decoding import Decoding, Draw, Engine, OnCall, Samples, decode
 from crocodil.demasking import Guided, Unguided
 from crocodil.devices import default_device, default_dtype
-from crocodil.encoding import encode_tokens
+from crocodil.encoding import encode_checked
 from crocodil.models.demasker import Demasker
 from crocodil.models.llada import LLaDA
 from crocodil.models.register_denoiser import RegisterDenoiser
 from crocodil.models.register_encoder import RegisterEncoder
 from crocodil.pipeline import costs
 from crocodil.pipeline.agreement import check_networks, check_vocabulary
-from crocodil.pipeline.batches import Sample, in_batches
+from crocodil.pipeline.batches import Sample, Tick, in_batches
 from crocodil.pipeline.canvases import (
     NOTHING,
     Given,
@@ -42,7 +42,7 @@ from crocodil.pipeline.generation import GREEDY, Choices, Generation, Registers
 from crocodil.pipeline.machine import affordable_batch, compile_blocks, engine_for
 from crocodil.pipeline.priors import Priors
 from crocodil.pipeline.settings import BUILTIN, Method, Settings
-from crocodil.processes.masking import RULES
+from crocodil.processes.masking import RULES, Allowed
 from crocodil.processes.registers import interpolate
 from crocodil.progress import progress
 from crocodil.seeding import Streams
@@ -141,7 +141,7 @@ class Crocodil:
         return Registers(torch.cat(banks), tokens.shape[1])
 
     def _encode(self, tokens: TokenIds) -> RegisterBank:
-        return encode_tokens(self.encoder, tokens, retokenizer=self._retokenizer)
+        return encode_checked(self.encoder, tokens, retokenizer=self._retokenizer)
 
     @cached_property
     def _retokenizer(self) -> Retokenizer | None:
@@ -172,15 +172,15 @@ class Crocodil:
         decoding = self.decoding(registers.length, calls, choices)
         bank = registers.bank.to(self.device)
 
-        def sample(places: range, canvas: TokenIds, streams: Streams) -> Samples:
-            some = bank[places.start : places.stop]
+        def sample(places: range, canvas: TokenIds, streams: Streams, tick: Tick) -> Samples:
+            some, watch = bank[places.start : places.stop], on_call or tick
             demask = Guided(self.demasker)
             return decode(
-                demask, canvas, decoding, registers=some, streams=streams, on_call=on_call, engine=self.engine
+                demask, canvas, decoding, registers=some, streams=streams, on_call=watch, engine=self.engine
             )
 
         canvas = self.canvas(decoding.plan.length)
-        return self._in_batches(sample, canvas, ("decode", seed), len(registers), batch_size, on_call)
+        return self._in_batches(sample, canvas, ("decode", seed), len(registers), batch_size, on_call, decoding)
 
     def _registers(self, registers: Registers | RegisterBank, length: int | None) -> Registers:
         """Registers that this model can decode, on a canvas of the length asked for, or of their own."""
@@ -216,7 +216,7 @@ class Crocodil:
         tokens = self.tokens_of(texts, cut=cut)
         decoding = self.decoding(tokens.shape[1], calls, choices)
 
-        def sample(places: range, canvas: TokenIds, streams: Streams) -> Samples:
+        def sample(places: range, canvas: TokenIds, streams: Streams, tick: Tick) -> Samples:
             return samplers.autoencode(
                 lambda some: self._encode(some)[:, :num_registers],
                 Guided(self.demasker),
@@ -224,12 +224,12 @@ class Crocodil:
                 canvas,
                 decoding,
                 streams=streams,
-                on_call=on_call,
+                on_call=on_call or tick,
                 engine=self.engine,
             )
 
         canvas = self.canvas(decoding.plan.length)
-        return self._in_batches(sample, canvas, ("decode", seed), len(texts), batch_size, on_call)
+        return self._in_batches(sample, canvas, ("decode", seed), len(texts), batch_size, on_call, decoding)
 
     def interpolate(
         self,
@@ -274,27 +274,44 @@ class Crocodil:
             raise ValueError(f"at least one text is generated, not {count}")
         method = Method(method)
         decoding = self.decoding(length, calls, choices or self.default_choices(method))
-        canvas = self.canvas(decoding.plan.length, given)
+        canvas, allowed = masked_canvas(given, self.tokenizer, length=decoding.plan.length).to(self.device)
+        num_steps = 0
         if method is Method.BASE:
-            sample = self._sample_base(decoding, on_call)
+            sample = self._sample_base(decoding, allowed, on_call)
         else:
             fractions = refresh_fractions if method is Method.CON_WITHIN_DISC else ()
-            sample = self._sample_guided(decoding, given, num_registers, fractions, on_call)
-        made = self._in_batches(sample, canvas, ("generate", seed), count, batch_size, on_call)
+            sample = self._sample_guided(decoding, given, allowed, num_registers, fractions, on_call)
+            num_steps = self._num_steps(fractions, decoding)
+        made = self._in_batches(
+            sample, canvas, ("generate", seed), count, batch_size, on_call, decoding, num_steps
+        )
         if method is Method.BASE and self.base is None:
             made = dataclasses.replace(made, note="no base of its own: the demasker with an empty prefix")
         return made
 
-    def _sample_base(self, decoding: Decoding, on_call: OnCall | None) -> Sample:
+    def _num_steps(self, refresh_fractions: Collection[float], decoding: Decoding) -> int:
+        """Of the priors, for one batch."""
+        refreshes = samplers.refresh_calls(refresh_fractions, decoding.plan.num_calls)
+        first = 0 if 0 in refreshes else self.settings.prior_steps
+        return first + len(refreshes) * self.settings.refresh_steps
+
+    def _sample_base(self, decoding: Decoding, allowed: Allowed | None, on_call: OnCall | None) -> Sample:
         demask = Guided(self.demasker) if self.base is None else Unguided(self.base)
-        return lambda places, canvas, streams: decode(
-            demask, canvas, decoding, streams=streams, on_call=on_call, engine=self.engine
+        return lambda places, canvas, streams, tick: decode(
+            demask,
+            canvas,
+            decoding,
+            allowed=None if allowed is None else allowed.repeated(len(places)),
+            streams=streams,
+            on_call=on_call or tick,
+            engine=self.engine,
         )
 
     def _sample_guided(
         self,
         decoding: Decoding,
         given: Given,
+        allowed: Allowed | None,
         num_registers: int | None,
         refresh_fractions: Collection[float],
         on_call: OnCall | None,
@@ -305,23 +322,24 @@ class Crocodil:
         if kept is not None and kept < 1:
             raise ValueError(f"at least one register guides, not {kept}: method base is guided by none")
 
-        def draw(canvas: TokenIds, streams: Streams) -> Draw:
+        def draw(canvas: TokenIds, streams: Streams, tick: Tick) -> Draw:
             if given:
-                return self.draw_given(canvas, streams, num_steps=settings.prior_steps).first(kept)
-            return self.draw(streams, length=canvas.shape[1]).first(kept)
+                return self.draw_given(canvas, streams, num_steps=settings.prior_steps, on_step=tick).first(kept)
+            return self.draw(streams, length=canvas.shape[1], on_step=tick).first(kept)
 
-        def redraw(tokens: TokenIds, streams: Streams) -> Draw:
-            return self.draw_given(tokens, streams, num_steps=settings.refresh_steps).first(kept)
+        def redraw(tokens: TokenIds, streams: Streams, tick: Tick) -> Draw:
+            return self.draw_given(tokens, streams, num_steps=settings.refresh_steps, on_step=tick).first(kept)
 
-        return lambda places, canvas, streams: samplers.con_within_disc(
-            lambda drawn: draw(canvas, drawn),
-            redraw,
+        return lambda places, canvas, streams, tick: samplers.con_within_disc(
+            lambda drawn: draw(canvas, drawn, tick),
+            lambda tokens, drawn: redraw(tokens, drawn, tick),
             Guided(self.demasker),
             canvas,
             decoding,
+            allowed=None if allowed is None else allowed.repeated(len(places)),
             streams=streams,
             refresh_fractions=refresh_fractions,
-            on_call=on_call,
+            on_call=on_call or tick,
             engine=self.engine,
         )
 
@@ -339,13 +357,15 @@ class Crocodil:
             engine=self.engine,
         )
 
-    def draw(self, streams: Streams, *, length: int | None = None) -> Draw:
+    def draw(self, streams: Streams, *, length: int | None = None, on_step: samplers.OnStep | None = None) -> Draw:
         """Registers of a text like those of the training data, on a canvas of this length."""
-        return self.priors.draw(streams, length=length or self.settings.length)
+        return self.priors.draw(streams, length=length or self.settings.length, on_step=on_step)
 
-    def draw_given(self, tokens: TokenIds, streams: Streams, *, num_steps: int) -> Draw:
+    def draw_given(
+        self, tokens: TokenIds, streams: Streams, *, num_steps: int, on_step: samplers.OnStep | None = None
+    ) -> Draw:
         """Registers of a text of which the unmasked tokens are seen, and nothing else."""
-        return self.priors.draw_given(tokens, streams, num_steps=num_steps)
+        return self.priors.draw_given(tokens, streams, num_steps=num_steps, on_step=on_step)
 
     def condition(self, tokens: TokenIds) -> RegisterBank:
         """What the conditional prior is given of a text: the registers of its unmasked tokens."""
@@ -397,7 +417,7 @@ class Crocodil:
 
     def canvas(self, length: int, given: Given = NOTHING) -> Int[Tensor, "N"]:
         """The beginning and what is given; the rest is masked."""
-        return masked_canvas(given, self.tokenizer, length=length).to(self.device)
+        return masked_canvas(given, self.tokenizer, length=length).tokens.to(self.device)
 
     def decoding(self, length: int | None, calls: int | None, choices: Choices) -> Decoding:
         return choices.decoding(self.settings.canvas(length), calls, self.tokenizer.special)
@@ -415,9 +435,14 @@ class Crocodil:
         count: int,
         batch_size: int | None,
         on_call: OnCall | None,
+        decoding: Decoding,
+        num_steps: int = 0,
     ) -> Generation:
+        """`num_steps` of a prior are taken for each batch."""
         size, started_at = batch_size or self.affordable_batch(len(canvas)), time.perf_counter()
-        made = in_batches(sample, canvas, key, count=count, size=size, watched=on_call is not None)
+        num_ticks = decoding.plan.num_calls + num_steps
+        watched = on_call is not None
+        made = in_batches(sample, canvas, key, count=count, size=size, num_ticks=num_ticks, watched=watched)
         seconds = time.perf_counter() - started_at
         num_registers = None if made.registers is None else made.registers.shape[1]
         return Generation(

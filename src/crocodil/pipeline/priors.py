@@ -11,12 +11,12 @@ from torch import Tensor
 
 from crocodil.cost import Cost
 from crocodil.decoding import Draw, Engine
-from crocodil.encoding import encode_tokens
+from crocodil.encoding import encode_checked
 from crocodil.models.register_denoiser import RegisterDenoiser
 from crocodil.models.register_encoder import RegisterEncoder
 from crocodil.pipeline.canvases import NOTHING, masked_canvas
 from crocodil.pipeline.settings import Settings
-from crocodil.samplers import PriorSampling, draw_registers
+from crocodil.samplers import OnStep, PriorSampling, draw_registers
 from crocodil.seeding import Streams
 from crocodil.shapes import RegisterBank, TokenIds
 from crocodil.tokenization import Retokenizer, Tokenizer
@@ -34,7 +34,7 @@ class Priors:
     settings: Settings
     engine: Engine
 
-    def draw(self, streams: Streams, *, length: int) -> Draw:
+    def draw(self, streams: Streams, *, length: int, on_step: OnStep | None = None) -> Draw:
         prior = self.conditional if self.prior is None else self.prior
         if prior is None:
             raise ValueError(
@@ -44,13 +44,13 @@ class Priors:
         if prior is self.conditional:
             known = {"remembered": self._remembered_bare(prior, length, streams.keys.device)}
         sampling = self._sampling(prior, self.settings.prior_steps)
-        return draw_registers(prior, sampling, known=known, streams=streams, engine=self.engine)
+        return draw_registers(prior, sampling, known=known, streams=streams, on_step=on_step, engine=self.engine)
 
     @torch.no_grad()
     def _remembered_bare(self, conditional: RegisterDenoiser, length: int, device: torch.device) -> Tensor:
         """A conditional prior alone draws given a bare canvas (decision D15), which is encoded once for ever."""
         if length not in self._bare_canvases:
-            canvas = masked_canvas(NOTHING, self.tokenizer, length=length).to(device)
+            canvas = masked_canvas(NOTHING, self.tokenizer, length=length).tokens.to(device)
             self._bare_canvases[length] = conditional.remember(self.condition(canvas[None]))
         return self._bare_canvases[length]
 
@@ -59,7 +59,9 @@ class Priors:
         return {}
 
     @torch.no_grad()
-    def draw_given(self, tokens: TokenIds, streams: Streams, *, num_steps: int) -> Draw:
+    def draw_given(
+        self, tokens: TokenIds, streams: Streams, *, num_steps: int, on_step: OnStep | None = None
+    ) -> Draw:
         conditional = self.conditional
         if conditional is None:
             raise ValueError("this model has no conditional prior: take conthendisc or base, with nothing given")
@@ -68,6 +70,7 @@ class Priors:
             self._sampling(conditional, num_steps),
             known={"remembered": conditional.remember(self.condition(tokens))},
             streams=streams,
+            on_step=on_step,
             engine=self.engine,
         )
         return Draw(drawn.registers, drawn.cost + Cost(encoder_calls=1))
@@ -76,7 +79,7 @@ class Priors:
     def condition(self, tokens: TokenIds) -> RegisterBank:
         mask_id = self.tokenizer.special.mask
         assert mask_id is not None
-        return encode_tokens(self.encoder, tokens, tokens == mask_id, retokenizer=self.retokenizer)
+        return encode_checked(self.encoder, tokens, tokens == mask_id, retokenizer=self.retokenizer)
 
     def _sampling(self, prior: RegisterDenoiser, num_steps: int) -> PriorSampling:
         return PriorSampling(

@@ -1,0 +1,120 @@
+"""Given text on a canvas: where it meets masks it is healed, and never changed."""
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+import tiny
+import torch
+from torch.nn.functional import one_hot
+
+from crocodil.decoding import Decoding, decode
+from crocodil.demasking import Unguided
+from crocodil.pipeline import Given
+from crocodil.pipeline.canvases import masked_canvas
+from crocodil.pipeline.folder import BUILTIN, parts_of
+from crocodil.processes.masking import Allowed, MostConfident, Remask
+from crocodil.processes.plan import DecodePlan
+from crocodil.tokenization import Tokenizer
+
+LENGTH = 32
+PROGRAMS = [
+    "def f(x):\n    if x:\n        return x\n",
+    "class A:\n\tb = 'é中'\n\n\n   # ö\r\n\n    c",
+    "x   =  [1,\n     2]\n\n\n\n\n\n",
+]
+
+
+@cache
+def tokenizer():
+    return Tokenizer.load(parts_of(BUILTIN)["tokenizer"])
+
+
+@cache
+def network():
+    special, size = tokenizer().special, len(tokenizer())
+    ids = {"mask_id": special.mask, "eos_id": special.eos, "pad_id": special.pad}
+    return tiny.llada(replace(tiny.BACKBONE, vocab_size=size + 8, **ids))  # more rows than there are tokens
+
+
+def decoding(**choices):
+    special = tokenizer().special
+    choices = {"plan": DecodePlan.one_block(LENGTH, 2), "temperature": 1.0} | choices
+    return Decoding(mask_id=special.mask, eos_id=special.eos, **choices)
+
+
+def together(canvases):
+    """One batch of canvases that have been given different texts."""
+    rows, tables = [], [torch.ones(1, len(tokenizer()), dtype=torch.bool)]
+    for canvas in canvases:
+        first = sum(len(table) for table in tables) - 1
+        rows.append(canvas.allowed.row + first * (canvas.allowed.row > 0))
+        tables.append(canvas.allowed.tokens[1:])
+    return torch.stack([canvas.tokens for canvas in canvases]), Allowed(torch.cat(rows), torch.cat(tables))
+
+
+def texts_of(givens, demask, how):
+    canvas, allowed = together([masked_canvas(given, tokenizer(), length=LENGTH) for given in givens])
+    made = decode(demask, canvas, how, allowed=allowed, streams=tiny.streams(len(givens)))
+    return [tokenizer().decode(ids) for ids in made.tokens.tolist()]
+
+
+@pytest.mark.parametrize("rule", [MostConfident(), Remask()], ids=repr)
+def test_text_begins_with_every_prefix_and_ends_with_every_suffix_wherever_they_are_cut(rule):
+    cuts = [(text, cut) for text in PROGRAMS for cut in range(1, len(text))]
+    ends = [Given(prefix=text[:cut]) for text, cut in cuts] + [Given(suffix=text[cut:]) for text, cut in cuts]
+    around = [Given(prefix=text[: cut // 2], suffix=text[-cut // 2 :]) for text, cut in cuts[1::3]]
+    givens = [given for given in ends + around if given]
+    how = decoding(rule=rule, temperature=float(rule == Remask()))
+    for given, text in zip(givens, texts_of(givens, Unguided(network()), how), strict=True):
+        assert text.startswith(given.prefix)
+        assert text.endswith(given.suffix)
+
+
+def eager(text):
+    """Wants this token everywhere, whatever it sees."""
+    (wanted,) = tokenizer().encode(text)
+    return lambda noisy_tokens, registers, places: (
+        9.0 * one_hot(torch.full((places.numel(),), wanted), len(tokenizer()))
+    )
+
+
+@pytest.mark.parametrize("prefix", ["def f():\n", "def f():\n  ", "def f():\n   ", "def f():", "if x:\n    y\n"])
+def test_a_prefix_goes_on_at_the_indentation_that_the_demasker_wants(prefix):
+    how = decoding(temperature=0.0)
+    (text,) = texts_of([Given(prefix=prefix)], eager("\n        "), how)
+    assert text.startswith(f"{prefix.rstrip()}\n        ")
+    assert text[len(prefix.rstrip()) :].strip() == ""
+    unhealed = masked_canvas(Given(prefix=prefix, heal=False), tokenizer(), length=LENGTH)
+    assert unhealed.allowed is None
+    made = decode(eager("\n        "), unhealed.tokens[None], how, streams=tiny.streams(1))
+    if prefix[-1] != ":":  # as it was: the given line break, and then another
+        assert f"{prefix}\n" in tokenizer().decode(made.tokens[0].tolist())
+
+
+def test_a_suffix_may_begin_at_a_line_of_its_own():
+    how = decoding(temperature=0.0)
+    (text,) = texts_of([Given(prefix="def f():", suffix="    return rows\n")], eager("\n    "), how)
+    assert text.endswith("\n    \n    return rows\n")
+
+
+def test_what_is_healed_is_masked_so_that_registers_are_drawn_without_it():
+    special, plain = tokenizer().special, Given(prefix="def f():\n", suffix="\n\nx = 1\n")
+    healed = masked_canvas(plain, tokenizer(), length=LENGTH)
+    fixed = masked_canvas(replace(plain, heal=False), tokenizer(), length=LENGTH)
+    changed = (healed.tokens != fixed.tokens).nonzero().flatten().tolist()
+    assert changed == healed.allowed.row[0].nonzero().flatten().tolist()
+    assert [tokenizer().decode([special.bos, i]) for i in fixed.tokens[changed].tolist()] == ["\n", "\n\n"]
+    assert (healed.tokens[changed] == special.mask).all()
+
+
+def test_a_word_may_go_on_and_only_so():
+    allowed = masked_canvas(Given(prefix="import o"), tokenizer(), length=LENGTH).allowed
+    words = [tokenizer().decode([i]) for i in allowed.tokens[1].nonzero().flatten().tolist()]
+    assert {" o", " os", " open"} <= set(words)
+    assert all(word.startswith(" o") for word in words)
+
+
+def test_what_is_given_must_leave_room():
+    with pytest.raises(ValueError, match="what is given takes 4 of 4 tokens and leaves none to fill"):
+        masked_canvas(Given(prefix="x = ("), tokenizer(), length=4)
