@@ -1,5 +1,6 @@
 """Files and directories that appear whole or not at all, and locks: one process at a time writes to a place."""
 
+import errno
 import os
 import shutil
 import tempfile
@@ -14,15 +15,15 @@ LOCK_FILE = ".lock"
 
 
 @contextmanager
-def locked(directory: Path) -> Iterator[None]:
-    """The only process that writes to a directory; a second one is told so at once.
+def locked(directory: Path, *, wait_s: float = 0) -> Iterator[None]:
+    """The only process that writes to a directory; a second one is told so, at once or after waiting.
 
     The operating system releases the lock when the process ends, however it ends. The lock's file stays.
     """
     directory.mkdir(parents=True, exist_ok=True)
     lock = FileLock(directory / LOCK_FILE)
     try:
-        lock.acquire(timeout=0)
+        lock.acquire(timeout=wait_s)
     except Timeout:
         raise ValueError(f"{directory} is in use by another process: wait for it, or choose another") from None
     try:
@@ -55,7 +56,12 @@ def finish_directory(unfinished: Path, target: Path) -> None:
     for path in unfinished.rglob("*"):
         _flush(path)
     unfinished.chmod(0o755)
-    unfinished.rename(target)
+    try:
+        unfinished.rename(target)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+        raise ValueError(f"{target} exists: another process made it meanwhile, choose another") from None
     _flush(target.parent)
 
 

@@ -226,7 +226,7 @@ def save_model(
     with whole_directory(directory) as unfinished:
         tensors = model.state_dict() if weights is None else weights
         tensors = _as_int8(tensors) if int8 else tensors
-        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, unfinished / WEIGHTS_FILE)
+        _write_tensors(tensors, unfinished / WEIGHTS_FILE)
         description = {
             "format": FORMAT,
             "format_version": FORMAT_VERSION,
@@ -235,6 +235,13 @@ def save_model(
         }
         (unfinished / CONFIG_FILE).write_text(json.dumps(description, indent=2) + "\n")
         write_checksums(unfinished)
+
+
+def _write_tensors(tensors: Mapping[str, Tensor], file: Path) -> None:
+    try:
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, file)
+    except SafetensorError as error:  # a full disk, say
+        raise OSError(f"{file} cannot be written: {error}") from error
 
 
 def _as_int8(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

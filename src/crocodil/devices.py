@@ -1,12 +1,28 @@
 """Which device work is done on unless one is named, how precisely, and how much memory it has free."""
 
 import os
+import re
 
 import torch
 
 
 def default_device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def checked_device(name: str) -> str:
+    """The name again, if it is that of a device of this machine."""
+    match = re.fullmatch(r"cpu|cuda(?::([0-9]{1,4}))?", name)
+    if match is None:
+        raise ValueError(f"no device {name!r}: take cpu, cuda, or cuda:N for the GPU of number N, from 0 on")
+    if name == "cpu":
+        return name
+    if not torch.cuda.is_available():
+        raise ValueError(f"device {name}: PyTorch finds no NVIDIA GPU on this machine, take cpu")
+    if match[1] is not None and int(match[1]) >= torch.cuda.device_count():
+        last = torch.cuda.device_count() - 1
+        raise ValueError(f"device {name}: the GPUs of this machine are cuda:0 to cuda:{last}")
+    return name
 
 
 def default_dtype(device: torch.device) -> torch.dtype:

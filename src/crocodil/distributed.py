@@ -7,8 +7,8 @@ reads the shards (as safetensors: its own format is a pickle). One process needs
 import os
 import shutil
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from crocodil.atomic import finish_directory, unfinished_directory
+from crocodil.atomic import finish_directory, locked, unfinished_directory
 
 
 @dataclass(frozen=True)
@@ -73,6 +73,19 @@ class Ranks:
             dist.broadcast_object_list(said)
         return said[0]
 
+    def once(self, action: Callable[[], object]) -> None:
+        """Done by the speaking rank alone; what goes wrong there ends every rank, so that none waits for it."""
+        fault = ""
+        if self.speaks:
+            try:
+                action()
+            except (ValueError, OSError) as error:
+                if self.count == 1:
+                    raise
+                fault = str(error)
+        if fault := self.agree(fault):
+            raise ValueError(fault)
+
 
 @contextmanager
 def ranks(device: str) -> Iterator[Ranks]:
@@ -80,8 +93,13 @@ def ranks(device: str) -> Iterator[Ranks]:
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         yield Ranks(device=device)
         return
+    if device.startswith("cuda:"):
+        raise ValueError(f"torchrun gives each process a device of its own: take cuda, not {device}")
     if device == "cuda":
-        device = f"cuda:{os.environ['LOCAL_RANK']}"
+        own = int(os.environ["LOCAL_RANK"])
+        if own >= torch.cuda.device_count():
+            raise ValueError(f"process {own} has no device: start {torch.cuda.device_count()} a machine, not more")
+        device = f"cuda:{own}"
         torch.cuda.set_device(device)
     dist.init_process_group("cpu:gloo,cuda:nccl" if device.startswith("cuda") else "gloo")
     try:
@@ -142,6 +160,14 @@ def whole_directory_of_all(target: Path, ranks: Ranks) -> Iterator[Path]:
     finally:
         if ranks.speaks:
             shutil.rmtree(unfinished, ignore_errors=True)
+
+
+@contextmanager
+def locked_by_all(directory: Path, ranks: Ranks) -> Iterator[None]:
+    """The only run that writes to a directory: the speaking rank holds the lock for all."""
+    with ExitStack() as lock:
+        ranks.once(lambda: lock.enter_context(locked(directory)))
+        yield
 
 
 @contextmanager

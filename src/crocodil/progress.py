@@ -88,7 +88,7 @@ def _lines(what: str, total: int, unit: str, console: Console) -> Iterator[Advan
             per_s = done / max(now - started_at, 1e-9)
             left_s = (total - done) / max(per_s, 1e-9)
             console.print(
-                f"{what}: {int(done)}/{total} {unit}, {per_s:.3g} a second, {left_s:.0f} s left {note}",
+                f"{what}: {int(done)}/{total} {unit}, {rate(per_s, unit)}, {left_s:,.0f} s left {note}",
                 highlight=False,
                 markup=False,
             )
@@ -108,4 +108,12 @@ class _Speed(ProgressColumn):
 
     def render(self, task: Task) -> Text:
         speed = task.finished_speed or task.speed
-        return Text(f"{speed:.3g} {self.unit}/s" if speed else f"- {self.unit}/s", style="cyan")
+        return Text(rate(speed, self.unit) if speed else f"- {self.unit}/s", style="cyan")
+
+
+def rate(per_s: float, unit: str) -> str:
+    """Three digits that count, written out: 73,400 tokens/s, 5.21 steps/s, 0.004 programs/s."""
+    rounded = float(f"{per_s:.3g}")
+    if rounded >= 100:
+        return f"{rounded:,.0f} {unit}/s"
+    return f"{rounded:.4f}".rstrip("0").rstrip(".") + f" {unit}/s"

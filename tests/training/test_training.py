@@ -103,7 +103,7 @@ def test_lengths_take_turns_and_one_denoiser_learns_to_be_both_priors(trained, c
     (tmp_path / "guided").symlink_to(trained / "guided")
     for stage in ("registers", "conditional"):
         assert run_stage(stage, run, Place(corpus, tmp_path, tmp_path))
-    assert sorted(path.name for path in (tmp_path / "registers").iterdir()) == [
+    assert sorted(path.name for path in (tmp_path / "registers").glob("*-*")) == [
         "train-32", "train-64", "valid-32", "valid-64",
     ]  # fmt: skip
     last = [row for row in rows(tmp_path / "conditional") if "loss" not in row][-1]
@@ -272,6 +272,8 @@ def test_a_disk_that_fills_is_one_clear_line_and_leaves_no_half_checkpoint(corpu
     assert "Traceback" not in failed.stderr
     assert re.search(r"crocodil: .*(too large|space)", failed.stderr)
     assert list((out / "base" / "checkpoints").iterdir()) == []
+    again = CliRunner().invoke(cli.app, ["train", "base", *options, "--resume"])
+    assert "finished" in again.output
 
 
 def test_an_empty_split_is_one_clear_line(corpus, tmp_path):
@@ -326,8 +328,10 @@ def test_what_does_not_fit_is_one_clear_line(corpus, tmp_path, trained):
     with pytest.raises(ValueError, match="holds a run already"):
         run_stage("base", few_steps(corpus), place)
     wider = replace(run, demasker=replace(run.demasker, backbone=replace(run.demasker.backbone, width=32)))
-    with pytest.raises(ValueError, match="has shape"):
+    with pytest.raises(ValueError, match=r"base was begun with demasker.backbone.width=64, not 32 \("):
         run_stage("base", wider, place, resume=True)
+    with pytest.raises(ValueError, match="has shape"):
+        checkpointing.restore(start(*base_stage(wider, place)), tmp_path / "base" / "checkpoints")
 
 
 def test_a_signal_to_stop_saves_first(corpus, tmp_path):
@@ -362,6 +366,8 @@ def test_the_command_line_trains_resumes_shows_and_says_what_a_run_will_take(cor
     for arguments, message in (
         (["train", "base", "--preset", "none", "--data", data, "--out", out], "no preset 'none'"),
         (["train", "base", "--preset", "tiny", "--out", out], "--data .* and --out .* are needed"),
+        (["train", "base", out], "only `train show` takes a directory"),
+        (["train", "nonsense", "--dry-run"], "no stage 'nonsense'"),
         (["train", "show", str(tmp_path)], "holds no run"),
     ):
         failed = command.invoke(cli.app, arguments)

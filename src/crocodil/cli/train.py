@@ -1,5 +1,6 @@
 """`crocodil train`, and `crocodil assemble`, which makes a model of a finished run."""
 
+import math
 from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, Any
@@ -7,6 +8,13 @@ from typing import Annotated, Any
 import typer
 
 from crocodil.cli.root import app, table
+
+
+def _above_zero(minutes: float | None) -> float | None:
+    """A range would let nan pass."""
+    if minutes is not None and not 0 < minutes < math.inf:
+        raise typer.BadParameter(f"{minutes} is no number above 0: leave it out for no limit")
+    return minutes
 
 
 @app.command()
@@ -19,7 +27,9 @@ def train(
     source: Annotated[
         Path | None, typer.Option("--from", help="Another run, whose earlier stages are built upon.")
     ] = None,
-    max_minutes: Annotated[float | None, typer.Option(help="Save and stop after this long.")] = None,
+    max_minutes: Annotated[
+        float | None, typer.Option(callback=_above_zero, help="Save and stop after this long.")
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint.")] = False,
     changes: Annotated[
         list[str] | None, typer.Option("--set", help="A field of the run: guided_objective.register_cosine=1.0")
@@ -27,29 +37,36 @@ def train(
     llada: Annotated[Path | None, typer.Option(help="For the paper's presets: the folder of LLaDA-8B.")] = None,
     qwen: Annotated[Path | None, typer.Option(help="And of Qwen3-Embedding-0.6B.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what the run will take, and stop.")] = False,
-    gpus: Annotated[int, typer.Option(help="With --dry-run: how many devices share the run.")] = 1,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda; the accelerator where there is one.")] = None,
+    gpus: Annotated[
+        int, typer.Option(min=1, max=100_000, help="With --dry-run: how many devices share the run.")
+    ] = 1,
+    device: Annotated[
+        str | None, typer.Option(help="cpu, cuda or cuda:N; the accelerator where there is one.")
+    ] = None,
 ) -> None:
     """Train one stage of a run, or show how a run went. On several devices: torchrun -m crocodil.cli train ..."""
     if stage == "show":
         if directory is None:
             raise ValueError("crocodil train show needs the directory of a run")
         return _show_run(directory)
+    if directory is not None:
+        raise ValueError(f"{directory}: only `train show` takes a directory; a stage has --data and --out")
+    if dry_run:
+        return _show_estimates(stage, preset, data, llada, qwen, changes or (), gpus)
+    if data is None or out is None:
+        raise ValueError("--data (a corpus) and --out (the run) are needed")
     from crocodil.corpus.shards import Corpus
-    from crocodil.devices import default_device
+    from crocodil.devices import checked_device, default_device
     from crocodil.distributed import ranks
     from crocodil.presets.changes import changed
     from crocodil.presets.training import preset as preset_of
     from crocodil.training.run import Place, Pretrained, run_stage
 
-    if data is None or out is None:
-        raise ValueError("--data (a corpus) and --out (the run) are needed")
+    where = checked_device(device or default_device())
     found = Corpus(data)
     run = changed(preset_of(preset, found, Pretrained(llada=llada, qwen=qwen)), changes or ())
-    if dry_run:
-        return _show_estimates(run, gpus)
     found.require("train", "valid")
-    with ranks(device or default_device()) as all_ranks:
+    with ranks(where) as all_ranks:
         place = Place(found, out, source or out, all_ranks)
         finished = run_stage(stage, run, place, resume=resume, max_minutes=max_minutes)
         if all_ranks.speaks:
@@ -57,11 +74,29 @@ def train(
     return None
 
 
-def _show_estimates(run: Any, num_devices: int) -> None:
+def _show_estimates(
+    stage: str,
+    preset: str,
+    data: Path | None,
+    llada: Path | None,
+    qwen: Path | None,
+    changes: Collection[str],
+    num_devices: int,
+) -> None:
+    """Of all stages; without a corpus one is assumed."""
     from rich.console import Console
 
+    from crocodil.corpus.shards import Corpus
+    from crocodil.presets.assumed import assumed_corpus
+    from crocodil.presets.changes import changed
+    from crocodil.presets.training import preset as preset_of
     from crocodil.training.estimate import estimates
+    from crocodil.training.run import STAGES, Pretrained
 
+    if stage not in STAGES:
+        raise ValueError(f"no stage {stage!r}: the stages are {', '.join(STAGES)}")
+    found, assumed = assumed_corpus(preset) if data is None else (Corpus(data), "")
+    run = changed(preset_of(preset, found, Pretrained(llada=llada, qwen=qwen)), changes)
     heads = ("stage", "trained, M", "frozen, M", "steps", "batch", "positions, M", "GB a device")
     rows = [
         (
@@ -73,7 +108,9 @@ def _show_estimates(run: Any, num_devices: int) -> None:
         )
         for one in estimates(run, num_devices=num_devices)
     ]
-    Console().print(table([("What the run will take",), heads, *rows]))
+    Console(width=max(Console().width, 100)).print(table([("What the run will take",), heads, *rows]))
+    if assumed:
+        typer.echo(f"Assumed, as no --data is given: {assumed}.")
 
 
 def _show_run(directory: Path) -> None:
@@ -112,11 +149,11 @@ def assemble(
     top_p: Annotated[float | None, typer.Option(min=0, max=1, help="Of generated tokens.")] = None,
 ) -> None:
     """Make a model folder of the finished stages of a run; settings that are not given are the paper's."""
-    from crocodil.corpus.shards import TOKENIZER_FILE
+    from crocodil.corpus.shards import TOKENIZER_FILE, Corpus
     from crocodil.pipeline import Crocodil, Settings
-    from crocodil.training.run import read_record
+    from crocodil.training.run import read_recorded
 
-    run = read_record(directory)
+    run = read_recorded(directory)
     found = _finished_networks(directory, without or ())
     if "demasker" not in found:
         raise ValueError(f"{directory} has no finished stage guided: there is nothing to make a model of")
@@ -130,18 +167,17 @@ def assemble(
         "temperature": temperature,
         "top_p": top_p,
     }
-    lengths = tuple(run["lengths"])
     settings = Settings(
-        length=lengths[0],
-        lengths=lengths,
-        largest_offset=run["prior_objective"]["largest_offset"],
+        length=run.lengths[0],
+        lengths=run.lengths,
+        largest_offset=run.prior_objective.largest_offset,
         **{name: value for name, value in asked.items() if value is not None},
     )
-    qwen = run["pretrained"]["qwen"]
+    qwen = run.pretrained.qwen
     model = Crocodil.assemble(
         found,
-        tokenizer=data / TOKENIZER_FILE,
-        encoder_tokenizer=None if qwen is None else Path(qwen) / TOKENIZER_FILE,
+        tokenizer=Corpus(data).directory / TOKENIZER_FILE,
+        encoder_tokenizer=None if qwen is None else qwen / TOKENIZER_FILE,
         settings=settings,
         device="cpu",
     )

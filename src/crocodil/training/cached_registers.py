@@ -1,5 +1,6 @@
 """The registers that the prior models, encoded once for the whole corpus (decision D19)."""
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -25,7 +26,21 @@ class CachedRegisters:
 
     @cached_property
     def bank(self) -> np.ndarray:
-        return np.load(self.directory / _FILE, mmap_mode="r")
+        file = self.directory / _FILE
+        try:
+            return np.load(file, mmap_mode="r", allow_pickle=False)
+        except (ValueError, EOFError, OSError) as error:
+            raise ValueError(
+                f"{file} is damaged ({error}): remove its folder, run stage registers again"
+            ) from None
+
+    def check(self, shape: tuple[int, int, int]) -> None:
+        """Whether these are so many banks of so many registers of this width."""
+        if self.bank.shape != shape or self.bank.dtype != np.float16:
+            raise ValueError(
+                f"{self.directory} holds registers of shape {self.bank.shape}, this run needs {shape}: "
+                "run stage registers with another --out"
+            )
 
     def __len__(self) -> int:
         return len(self.bank)
@@ -100,5 +115,13 @@ def _write(bank: np.memmap, numbers: np.ndarray, registers: Tensor) -> None:
 def _open_bank(file: Path, shape: tuple[int, int, int], ranks: Ranks) -> np.memmap:
     if ranks.speaks:
         np.lib.format.open_memmap(file, mode="w+", dtype=np.float16, shape=shape)
+        _reserve(file)
     ranks.wait()
     return np.lib.format.open_memmap(file, mode="r+")
+
+
+def _reserve(file: Path) -> None:
+    """The file's space on disk: a process that writes to a map when the disk is full is killed without a word."""
+    if hasattr(os, "posix_fallocate"):
+        with file.open("r+b") as handle:
+            os.posix_fallocate(handle.fileno(), 0, file.stat().st_size)

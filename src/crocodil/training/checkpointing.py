@@ -4,23 +4,31 @@ Any number of ranks can go on from it. There is no random state to keep: every d
 `crocodil.seeding`).
 """
 
-import json
 import shutil
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from hashlib import file_digest
 from pathlib import Path
 
 import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from crocodil.atomic import remove_unfinished
+from crocodil.checksums import sha256
+from crocodil.config import Amount, config, read_as
 from crocodil.distributed import Ranks, load_tensors, save_tensors, whole_directory_of_all
 from crocodil.training.optimisers import fresh_moments, moment_names
+from crocodil.training.sealed import read_sealed, write_sealed
 
 STATE_FILE = "state.json"
+
+
+@config
+class Contents:
+    """What `state.json` says of its checkpoint."""
+
+    step: Amount
+    sha256: dict[str, str]  # of its files, by name
 
 
 @dataclass
@@ -40,33 +48,49 @@ class TrainState:
 
 def save(state: TrainState, root: Path, *, keep: int) -> None:
     """Write the state as a new checkpoint; only the newest `keep` stay."""
-    target, ranks = root / f"step-{state.step:08d}", state.ranks
+    target, ranks = root / _name(state.step), state.ranks
     if not ranks.any(target.exists()):
         with whole_directory_of_all(target, ranks) as unfinished:
             save_tensors(_tensors(state), unfinished)
             ranks.wait()
             if ranks.speaks:
-                sums = {file.name: _digest(file) for file in sorted(unfinished.glob("*.safetensors"))}
-                (unfinished / STATE_FILE).write_text(json.dumps({"step": state.step, "sha256": sums}) + "\n")
+                sums = {file.name: sha256(file) for file in sorted(unfinished.glob("*.safetensors"))}
+                write_sealed(unfinished / STATE_FILE, {"step": state.step, "sha256": sums})
     if ranks.speaks:
-        for old in sorted(root.glob("step-*"))[:-keep]:
+        for old in checkpoints_in(root)[:-keep]:
             shutil.rmtree(old)
 
 
+def checkpoints_in(root: Path) -> list[Path]:
+    """The oldest first."""
+    return sorted(root.glob("step-*"))
+
+
 def restore(state: TrainState, root: Path) -> bool:
-    """Load the newest checkpoint that is whole; False where there is none."""
-    if not root.exists():
-        return False
-    if state.ranks.speaks:
-        remove_unfinished(root)
-    state.ranks.wait()
-    for directory in sorted(root.glob("step-*"), reverse=True):
-        damage = _damage(directory)
-        if damage is None:
+    """Load the newest checkpoint that is whole; False where there is none at all.
+
+    Damaged ones are removed, so that they are written anew when their step comes, and count as none that is kept.
+    """
+    found, damaged = checkpoints_in(root), []
+    for directory in reversed(found):
+        damage = state.ranks.agree(_damage(directory) if state.ranks.speaks else "")
+        if not damage:
             _load(state, directory)
+            _remove(damaged, state.ranks)
             return True
-        warnings.warn(f"{directory} is not used: {damage}; falling back to the one before", stacklevel=2)
+        damaged.append(directory)
+        if state.ranks.speaks:
+            warnings.warn(f"{directory} is not used: {damage}; falling back to the one before", stacklevel=2)
+    if found:
+        raise ValueError(f"no checkpoint in {root} is whole: start anew with another --out")
     return False
+
+
+def _remove(directories: list[Path], ranks: Ranks) -> None:
+    if ranks.speaks:
+        for directory in directories:
+            shutil.rmtree(directory)
+    ranks.wait()
 
 
 def stored_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
@@ -104,20 +128,30 @@ def _load(state: TrainState, directory: Path) -> None:
     if foreign := sorted(set(stored) - set(_tensors(state))):
         raise ValueError(f"{directory} was written with another optimiser: it holds {foreign[0]}")
     load_tensors(_tensors(state), directory)
-    state.step = json.loads((directory / STATE_FILE).read_text())["step"]
+    state.step = _contents(directory).step
 
 
-def _damage(directory: Path) -> str | None:
+def _name(step: int) -> str:
+    return f"step-{step:08d}"
+
+
+def _damage(directory: Path) -> str:
+    """What is wrong with a checkpoint; nothing where it is as it was written."""
     try:
-        expected = json.loads((directory / STATE_FILE).read_text())["sha256"]
-    except (OSError, ValueError, KeyError):
-        return f"no readable {STATE_FILE}"
+        expected = _contents(directory).sha256
+    except (OSError, ValueError) as error:
+        return f"no readable {STATE_FILE} ({error})"
+    for name in sorted({file.name for file in directory.glob("*.safetensors")} ^ set(expected)):
+        return f"{name} is missing, or does not belong there"
     for name, digest in expected.items():
-        if not (directory / name).is_file() or _digest(directory / name) != digest:
+        if sha256(directory / name) != digest:
             return f"{name} is missing or damaged"
-    return None
+    return ""
 
 
-def _digest(file: Path) -> str:
-    with file.open("rb") as handle:
-        return file_digest(handle, "sha256").hexdigest()
+def _contents(directory: Path) -> Contents:
+    file = directory / STATE_FILE
+    found = read_as(Contents, read_sealed(file), file)
+    if directory.name != _name(found.step):
+        raise ValueError(f"{file} is of step {found.step}: the folder was renamed")
+    return found

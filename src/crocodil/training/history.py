@@ -1,26 +1,15 @@
 """How a run went: the rows of metrics.jsonl as values and as curves in text."""
 
-import json
+import math
 from itertools import pairwise
 from pathlib import Path
 
-from crocodil.training.journal import METRICS_FILE
+from crocodil.training.journal import METRICS_FILE, Row, read_rows
 
 WIDTH, HEIGHT = 72, 10
 
 
-def read_rows(directory: Path) -> list[dict[str, float]]:
-    """The rows of one stage; half a line at the end, of a killed run, is left out."""
-    rows = []
-    for line in (directory / METRICS_FILE).read_text().splitlines():
-        try:
-            rows.append(json.loads(line))
-        except ValueError:
-            continue
-    return rows
-
-
-def stages_of(directory: Path) -> dict[str, list[dict[str, float]]]:
+def stages_of(directory: Path) -> dict[str, list[Row]]:
     """The rows of every stage of a run."""
     found = {file.parent.name: read_rows(file.parent) for file in sorted(directory.glob(f"*/{METRICS_FILE}"))}
     if not found:
@@ -39,7 +28,7 @@ def last_values(directory: Path) -> dict[str, list[tuple[str, str]]]:
 def curves(directory: Path) -> dict[str, str]:
     """The loss of every stage against its steps."""
     return {
-        f"{stage}: loss": plot([row["loss"] for row in rows if "loss" in row])
+        f"{stage}: loss": plot([row["loss"] for row in rows if math.isfinite(row.get("loss", math.nan))])
         for stage, rows in stages_of(directory).items()
     }
 

@@ -3,6 +3,7 @@
 import json
 import math
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -11,10 +12,12 @@ from typing import Any, NamedTuple, TypeAlias
 
 from torch import Tensor
 
+from crocodil.atomic import whole_file
 from crocodil.progress import Advance
 from crocodil.training.work import Work
 
 METRICS_FILE = "metrics.jsonl"
+_LARGEST = 3.5e38  # that single precision holds
 Row: TypeAlias = dict[str, Any]
 Log: TypeAlias = Callable[[Row], None]
 
@@ -57,17 +60,24 @@ class Journal:
             self._record(*self.pending.pop(0))
 
     def _record(self, step: int, outcome: Outcome) -> None:
-        losses = outcome.losses.tolist()
+        losses, norm = outcome.losses.tolist(), outcome.gradient_norm.item()
         for rank, loss in enumerate(losses):
-            if not math.isfinite(loss):
-                raise FloatingPointError(f"stage {self.stage}: loss {loss} at step {step} on rank {rank}")
-        loss, norm = sum(losses) / len(losses), outcome.gradient_norm.item()
+            self._check_finite(f"loss {loss} at step {step} on rank {rank}", loss)
+        self._check_finite(f"gradient norm {norm} at step {step}", norm)  # such a gradient spoils all weights
+        loss = sum(losses) / len(losses)
         seconds = time.perf_counter() - self.last_at
         self.last_at += seconds
         tokens_per_s, mfu = round(self.tokens / seconds), self.use / seconds
         row = {"step": step + 1, "loss": loss, "gradient_norm": norm, "learning_rate": outcome.learning_rate}
         self.log({**row, "step_s": round(seconds, 4), "tokens_per_s": tokens_per_s, "mfu": round(mfu, 4)})
         self.advance(1, f"loss {loss:.3f}, {tokens_per_s:,} tokens/s, MFU {mfu:.0%}")
+
+    def _check_finite(self, what: str, value: float) -> None:
+        if not math.isfinite(value):
+            raise FloatingPointError(
+                f"stage {self.stage}: {what}: training diverged and nothing of this step is saved; "
+                "start anew with a lower learning rate and another --out"
+            )
 
 
 @contextmanager
@@ -78,8 +88,9 @@ def metrics_log(out: Path, first_step: int, *, written: bool = True) -> Iterator
         return
     file = out / METRICS_FILE
     if file.exists():
-        rows = [line for line in file.read_text().splitlines() if _still_true(line, first_step)]
-        file.write_text("".join(f"{row}\n" for row in rows))
+        rows = [row for row in map(read_row, _lines(file)) if row is not None and _still_true(row, first_step)]
+        with whole_file(file) as unfinished:
+            unfinished.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     with file.open("a") as lines, _tensorboard(out / "tensorboard", first_step) as show:
 
         def log(row: Row) -> None:
@@ -90,13 +101,43 @@ def metrics_log(out: Path, first_step: int, *, written: bool = True) -> Iterator
         yield log
 
 
-def _still_true(line: str, first_step: int) -> bool:
-    """A killed run may have logged past its checkpoint, and half a line."""
+def _still_true(row: Row, first_step: int) -> bool:
+    """A killed run may have logged past its checkpoint."""
+    return row["step"] < first_step or (row["step"] == first_step and "loss" in row)
+
+
+def _lines(file: Path) -> list[str]:
+    return file.read_text(encoding="utf-8", errors="replace").splitlines()
+
+
+def read_row(line: str) -> Row | None:
+    """A row of metrics.jsonl; None where it is none: half a line that a killed run left, or damage."""
     try:
         row = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
+        return None
+    if not (isinstance(row, dict) and isinstance(row.get("step"), int)):
+        return None
+    return row if all(map(_is_metric, row.values())) else None
+
+
+def _is_metric(value: object) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float):
         return False
-    return row["step"] < first_step or (row["step"] == first_step and "loss" in row)
+    return abs(value) < _LARGEST or (isinstance(value, float) and not math.isfinite(value))
+
+
+def read_rows(directory: Path) -> list[Row]:
+    """The rows of one stage; half a line at the end, of a killed run, is left out."""
+    file = directory / METRICS_FILE
+    found = [read_row(line) for line in _lines(file)]
+    damaged = [number for number, row in enumerate(found, 1) if row is None and number < len(found)]
+    if damaged:
+        warnings.warn(f"{file}: line {damaged[0]} and {len(damaged) - 1} more are damaged, left out", stacklevel=2)
+    rows = [row for row in found if row is not None]
+    if found and not rows:
+        raise ValueError(f"{file} is damaged: no line of it is a row of metrics")
+    return rows
 
 
 @contextmanager

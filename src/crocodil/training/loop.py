@@ -21,7 +21,7 @@ from crocodil.config import Amount, Count, Decay, Positive, Seed, Share, Weight,
 from crocodil.distributed import Ranks, local, shard, whole
 from crocodil.graphs import Play, Recorder
 from crocodil.progress import progress
-from crocodil.training.checkpointing import TrainState, restore, save
+from crocodil.training.checkpointing import TrainState, checkpoints_in, restore, save
 from crocodil.training.journal import Journal, Outcome, metrics_log
 from crocodil.training.optimisers import Muon, hidden_matrices
 from crocodil.training.work import Work, matrix_rate
@@ -121,13 +121,16 @@ def train(
 ) -> TrainState:
     """Run a stage to its last step, or as far as the time allows; the state is saved in either case."""
     ranks = ranks or Ranks()
-    if not resume and ranks.any((out / "checkpoints").exists()):
-        raise ValueError(f"{out} holds a run already: resume it, or choose another directory")
+    check_minutes(max_minutes)
+    if ranks.any(has_begun(out)) and not resume:
+        raise ValueError(f"{out} holds a run already: go on with --resume, or choose another --out")
     out.mkdir(parents=True, exist_ok=True)
     prepare(stage, config, ranks)
     state = start(stage, config, ranks)
     if resume:
         restore(state, out / "checkpoints")
+        if state.step > config.num_steps:
+            raise ValueError(f"{out} is at step {state.step} already: num_steps {config.num_steps} is less")
     recorder = recorder_for(config, ranks)
     deadline, first_step = time.monotonic() + 60 * (max_minutes or math.inf), state.step
     with (
@@ -155,12 +158,28 @@ def train(
             journal.add(state.step, take_step(stage, state, config, recorder))
 
 
-def prepare(stage: Stage, config: LoopConfig, ranks: Ranks) -> None:
-    """Repeated blocks recomputed, compiled and sharded, in this order, as the run says."""
+def has_begun(out: Path) -> bool:
+    """Whether there is something to go on from."""
+    return bool(checkpoints_in(out / "checkpoints"))
+
+
+def check_minutes(max_minutes: float | None) -> None:
+    if max_minutes is not None and not 0 < max_minutes < math.inf:
+        raise ValueError(f"{max_minutes} minutes: give a number above 0, or no limit at all")
+
+
+def check_ranks(config: LoopConfig, ranks: Ranks) -> None:
+    """Whether this many processes can share a step."""
+    list(config.micro_batches(ranks))
     if config.optimiser == "muon" and ranks.count > 1:
         raise ValueError("Muon runs in one process: it needs whole matrices, and several ranks shard them")
     if config.record_steps and ranks.count > 1:
         raise ValueError("steps are recorded in one process: several ranks wait for each other")
+
+
+def prepare(stage: Stage, config: LoopConfig, ranks: Ranks) -> None:
+    """Repeated blocks recomputed, compiled and sharded, in this order, as the run says."""
+    check_ranks(config, ranks)
     if config.record_steps and not isinstance(stage, Recordable):
         raise ValueError(f"steps of stage {stage.name} cannot be recorded: record those of the priors")
     for block in stage.repeated_blocks():

@@ -1,6 +1,7 @@
 """Low-rank adapters (Hu et al., 2021, arXiv:2106.09685) on a demasker too large to train whole, through peft."""
 
 from collections.abc import Mapping
+from importlib.util import find_spec
 
 import torch
 from torch import Tensor, nn
@@ -9,21 +10,31 @@ from crocodil.config import Positive, Width, config
 from crocodil.models.llada import LLaDA
 
 _ADAPTER = "default"
+_PROJECTIONS = ("query", "key", "value", "attn_out", "gate", "up", "down")  # of a block
 
 
 @config
 class LoRA:
     rank: Width = 64
     alpha: Positive = 64.0  # the update is scaled by alpha / rank
-    targets: tuple[str, ...] = ("query", "key", "value", "attn_out", "gate", "up", "down")
+    targets: tuple[str, ...] = _PROJECTIONS
+
+    def __post_init__(self) -> None:
+        unknown = sorted(set(self.targets) - set(_PROJECTIONS))
+        if unknown or not self.targets:
+            raise ValueError(f"lora.targets are some of {', '.join(_PROJECTIONS)}, not {unknown}")
+
+
+def check_installed() -> None:
+    if find_spec("peft") is None:
+        raise ValueError("LoRA needs peft: pip install 'crocodil[lora]'")
 
 
 def add_adapters(backbone: LLaDA, lora: LoRA, generator: torch.Generator) -> LLaDA:
     """Freeze the backbone and put float32 adapters beside its projections; they begin as no change at all."""
-    try:
-        import peft
-    except ImportError:
-        raise ValueError("LoRA needs peft: pip install 'crocodil[lora]'") from None
+    check_installed()
+    import peft
+
     backbone.requires_grad_(False)
     config = peft.LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=list(lora.targets))
     peft.inject_adapter_in_model(config, backbone, adapter_name=_ADAPTER)

@@ -8,17 +8,20 @@ Each stage finds what it starts from in the run's own directory, or in another r
 import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from functools import partial
+from hashlib import sha256
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from crocodil.atomic import whole_file
+from crocodil.atomic import locked, remove_unfinished, whole_file
 from crocodil.checkpoints import load_llada, load_model, load_qwen3_embedding, save_model
-from crocodil.config import Amount, Count, Lengths, config
+from crocodil.config import Amount, Count, Lengths, config, read_as, read_json
 from crocodil.corpus.shards import TOKENIZER_FILE, Corpus, Programs
-from crocodil.distributed import Ranks, whole
+from crocodil.distributed import Ranks, locked_by_all, whole, whole_directory_of_all
 from crocodil.encoding import encode_tokens
 from crocodil.models.demasker import Demasker, DemaskerConfig
 from crocodil.models.llada import LLaDA
@@ -29,10 +32,19 @@ from crocodil.seeding import generator_for
 from crocodil.tokenization import Retokenizer, Tokenizer
 from crocodil.training.cached_registers import CachedRegisters, cache_registers
 from crocodil.training.checkpointing import TrainState
-from crocodil.training.loop import LoopConfig, Stage, averaged_weights, train
-from crocodil.training.lora import LoRA, add_adapters, merged
+from crocodil.training.loop import (
+    LoopConfig,
+    Stage,
+    averaged_weights,
+    check_minutes,
+    check_ranks,
+    has_begun,
+    train,
+)
+from crocodil.training.lora import LoRA, add_adapters, check_installed, merged
+from crocodil.training.record import STAGE_FILE, checksum_of, flattened, keep_to_record, selected
 from crocodil.training.stages import BaseStage, ConditionalPriorStage, Data, GuidedStage, PriorStage
-from crocodil.training.warm_start import begin_as_base
+from crocodil.training.warm_start import begin_as_base, check_alike
 
 RUN_FILE = "run.json"
 Network = TypeVar("Network", bound=nn.Module)
@@ -44,6 +56,18 @@ class Pretrained:
 
     llada: Path | None = None
     qwen: Path | None = None
+
+
+# Fields of a run that mean the same thing.
+_SAME = (
+    ("demasker.register_width", "encoder.register_width"),
+    ("prior.register_width", "encoder.register_width"),
+    ("conditional.register_width", "encoder.register_width"),
+    ("conditional.condition_width", "encoder.register_width"),
+    ("demasker.num_registers", "encoder.num_registers"),
+    ("conditional.condition_length", "encoder.num_registers"),
+    ("conditional.num_registers", "prior.num_registers"),
+)
 
 
 @config
@@ -66,6 +90,19 @@ class Run:
     encode_batch: Count = 256  # programs at a time when registers are cached
     pretrained: Pretrained = field(default_factory=Pretrained)
     lora: LoRA | None = None  # in stage guided: adapters on a frozen demasker
+
+    def __post_init__(self) -> None:
+        for one, other in _SAME:
+            values = attrgetter(one, other)(self)
+            if values[0] != values[1]:
+                raise ValueError(f"{one} is {values[0]} and {other} {values[1]}: they must be the same")
+        if self.prior.condition_width is not None:
+            raise ValueError("prior.condition_width is set: only conditional has a condition")
+        most = self.encoder.num_registers
+        if self.prior.num_registers > most:
+            raise ValueError(f"prior.num_registers is {self.prior.num_registers}: the encoder has only {most}")
+        if max(self.guided_objective.prefix_lengths, default=0) > most:
+            raise ValueError(f"guided_objective.prefix_lengths go beyond the {most} registers of the encoder")
 
     @property
     def num_prior_registers(self) -> int:
@@ -90,11 +127,6 @@ class Place:
         return network if self.ranks.count > 1 else network.to(self.device)
 
     def data(self, run: Run, loop: LoopConfig) -> Data:
-        vocab_size = self.corpus.description["tokenizer"]["vocab_size"]
-        if run.demasker.backbone.vocab_size != vocab_size:
-            raise ValueError(
-                f"the corpus has a vocabulary of {vocab_size}, the run one of {run.demasker.backbone.vocab_size}"
-            )
         return Data(
             train=self.programs(run, "train"),
             valid=self.programs(run, "valid"),
@@ -122,11 +154,14 @@ class Place:
 
     def registers(self, run: Run, split: str) -> list[CachedRegisters]:
         """Of every turn."""
-        directories = [self.source / "registers" / f"{split}-{length}" for length in run.lengths]
-        for directory in directories:
+        found = []
+        for programs in self.programs(run, split):
+            directory = self.source / "registers" / f"{split}-{programs.length}"
             if not directory.exists():
                 raise ValueError(f"{directory} is missing: run stage registers first")
-        return [CachedRegisters(directory) for directory in directories]
+            found.append(CachedRegisters(directory))
+            found[-1].check((len(programs), run.num_prior_registers, run.prior.register_width))
+        return found
 
 
 def base_stage(run: Run, place: Place) -> tuple[Stage, LoopConfig]:
@@ -232,6 +267,29 @@ TRAINED: dict[str, Callable[[Run, Place], tuple[Stage, LoopConfig]]] = {
 }
 STAGES = ("base", "guided", "registers", "prior", "conditional")
 
+# The fields of a run that a stage depends on: what it began with it goes on with.
+_FIELDS = {
+    "base": ("lengths", "demasker.backbone", "base_loop", "pretrained.llada"),
+    "guided": (
+        "lengths", "demasker", "encoder", "guided_loop", "guided_objective", "encoder_warmup_steps",
+        "encoder_begins_as_base", "pretrained", "lora",
+    ),
+    "registers": ("encoder", "prior.num_registers", "prior_loop.bf16", "pretrained.qwen"),
+    "prior": ("lengths", "prior", "prior_loop", "prior_objective"),
+    "conditional": (
+        "lengths", "conditional", "conditional_loop", "prior_objective", "condition_encoder_learns",
+        "pretrained.qwen",
+    ),
+}  # fmt: skip
+# And what it reads of earlier stages.
+_SOURCES = {
+    "base": (),
+    "guided": ("base/model/demasker",),
+    "registers": ("guided/model/encoder",),
+    "prior": (f"registers/{STAGE_FILE}",),
+    "conditional": ("guided/model/encoder", f"registers/{STAGE_FILE}"),
+}
+
 
 def run_stage(
     name: str, run: Run, place: Place, *, resume: bool = False, max_minutes: float | None = None
@@ -240,48 +298,139 @@ def run_stage(
 
     What is finished is saved with averaged weights under RUN/STAGE/model.
     """
+    check_minutes(max_minutes)
+    check_stage(name, run, place)
+    out = place.out / name
+    with locked_by_all(out, place.ranks):
+        place.ranks.once(partial(_begin, name, run, place, resume=resume))
+        if name == "registers":
+            _cache(run, place, out)
+            return True
+        stage, loop = TRAINED[name](run, place)
+        state = train(stage, loop, out, ranks=place.ranks, resume=resume, max_minutes=max_minutes)
+        if state.step < loop.num_steps:
+            return False
+        _save_models(run, stage, state, out / "model")
+        return True
+
+
+def check_stage(name: str, run: Run, place: Place) -> None:
+    """What can be known to be wrong before a network is built or a file is written."""
     if name not in STAGES:
         raise ValueError(f"no stage {name!r}: the stages are {', '.join(STAGES)}")
+    if place.source != place.out:
+        read_record(place.source)
+    _check_corpus(run, place, reads=name in ("guided", "registers", "conditional"))
+    if name in TRAINED:
+        check_ranks(getattr(run, f"{name}_loop"), place.ranks)
+    if name == "guided":
+        _check_guided(run, place)
+    if name in ("registers", "conditional"):
+        place.finished("guided", "encoder")
+    if name in ("prior", "conditional"):
+        place.registers(run, "train")
+        place.registers(run, "valid")
+
+
+def _check_corpus(run: Run, place: Place, *, reads: bool) -> None:
+    """`reads`: whether the stage has an encoder that reads programs."""
+    vocab_size = place.corpus.description["tokenizer"]["vocab_size"]
+    if run.demasker.backbone.vocab_size != vocab_size:
+        raise ValueError(
+            f"the corpus has a vocabulary of {vocab_size}, the run one of {run.demasker.backbone.vocab_size}"
+        )
+    if reads and run.pretrained.qwen is None and run.encoder.vocab_size != vocab_size:
+        raise ValueError(
+            f"the encoder has a vocabulary of {run.encoder.vocab_size}, the corpus one of {vocab_size}: "
+            "give the folder of the encoder's own tokenizer (--qwen)"
+        )
+    place.data(run, run.base_loop)  # which looks whether there are any programs
+    texts = [shard.documents["length"].max(initial=0) for shard in place.corpus.shards("train")]
+    longest = int(max(texts, default=0)) + 2  # beginning and end
+    if max(run.lengths) > longest:
+        raise ValueError(
+            f"lengths: {max(run.lengths)} tokens, and the longest program of the corpus has {longest} "
+            f"with its beginning and end: set lengths to at most {longest}"
+        )
+
+
+def _check_guided(run: Run, place: Place) -> None:
+    if run.encoder_warmup_steps > run.guided_loop.num_steps:
+        raise ValueError(
+            f"encoder_warmup_steps is {run.encoder_warmup_steps} and guided_loop.num_steps "
+            f"{run.guided_loop.num_steps}: the demasker would never learn, set encoder_warmup_steps to less"
+        )
+    if run.lora is not None:
+        check_installed()
+    if run.encoder_begins_as_base and run.pretrained.qwen is None:
+        check_alike(run.encoder, run.demasker.backbone)
+    if run.pretrained.llada is None:
+        place.finished("base", "demasker")
+
+
+def _begin(name: str, run: Run, place: Place, *, resume: bool) -> None:
+    """Clear away what a killed process left, and write down what the stage begins with, or compare with it."""
     out = place.out / name
-    if name == "registers":
-        _cache(run, place, out)
-        return True
-    if place.ranks.any((out / "model").exists()):
+    for directory in (out, out / "checkpoints"):
+        remove_unfinished(directory)
+    if (out / "model").exists():
         raise ValueError(f"{out / 'model'} exists: this stage is finished, choose another directory")
-    stage, loop = TRAINED[name](run, place)
-    _record(run, place)
-    state = train(stage, loop, out, ranks=place.ranks, resume=resume, max_minutes=max_minutes)
-    if state.step < loop.num_steps:
-        return False
-    _save_models(run, stage, state, out / "model")
-    return True
+    begun = has_begun(out) or any(out.glob("*/registers.npy"))
+    if begun and not resume and name in TRAINED:
+        raise ValueError(f"{out} holds a run already: go on with --resume, or choose another --out")
+    keep_to_record(out, selected(flattened(run), _FIELDS[name]), _sources(name, place), begun=begun)
+    if name in TRAINED:
+        _record(run, place.out)
 
 
-def _record(run: Run, place: Place) -> None:
+def _sources(name: str, place: Place) -> dict[str, str]:
+    """Checksums of the corpus and of what earlier stages left."""
+    description = place.corpus.description
+    files = json.dumps([description["splits"], description["sha256"]], sort_keys=True)
+    found = {"corpus": sha256(files.encode()).hexdigest()}
+    earlier = {path: place.source / path for path in _SOURCES[name]}
+    return found | {path: checksum_of(file) for path, file in earlier.items() if file.exists()}
+
+
+def _record(run: Run, out: Path) -> None:
     """What the run is, in words, beside its stages: the newest stage speaks for all."""
-    if place.ranks.speaks:
-        place.out.mkdir(parents=True, exist_ok=True)
-        with whole_file(place.out / RUN_FILE) as unfinished:
+    with locked(out, wait_s=60):  # other stages may begin just now
+        remove_unfinished(out)
+        with whole_file(out / RUN_FILE) as unfinished:
             unfinished.write_text(json.dumps(asdict(run), default=str, indent=2) + "\n")
 
 
 def read_record(directory: Path) -> dict[str, Any]:
     if not (directory / RUN_FILE).is_file():
         raise ValueError(f"{directory} holds no run: {RUN_FILE} is missing")
-    return json.loads((directory / RUN_FILE).read_text())
+    return read_json(directory / RUN_FILE)
 
 
-def _save_models(run: Run, stage: Stage, state: TrainState, out: Path) -> None:
-    """Averaged, put together from all ranks, adapters merged."""
-    with averaged_weights(state):
+@config
+class Recorded:
+    """What a model has to know of the run that made it."""
+
+    lengths: Lengths
+    prior_objective: PriorObjective
+    pretrained: Pretrained
+
+
+def read_recorded(directory: Path) -> Recorded:
+    record = read_record(directory)
+    wanted = {name: record[name] for name in ("lengths", "prior_objective", "pretrained") if name in record}
+    return read_as(Recorded, wanted, directory / RUN_FILE)
+
+
+def _save_models(run: Run, stage: Stage, state: TrainState, target: Path) -> None:
+    """Averaged, put together from all ranks, adapters merged; all networks appear at once or none."""
+    with averaged_weights(state), whole_directory_of_all(target, state.ranks) as unfinished:
         for name, module in stage.modules().items():
             weights = _whole_weights(module, kept=state.ranks.speaks)
             if not state.ranks.speaks:
                 continue
             if run.lora is not None and isinstance(module, Demasker):
                 weights = merged(weights, run.lora)
-            save_model(module, out / name, weights=weights)  # type: ignore[arg-type]
-    state.ranks.wait()
+            save_model(module, unfinished / name, weights=weights)  # type: ignore[arg-type]
 
 
 def _whole_weights(module: nn.Module, *, kept: bool) -> dict[str, Tensor]:

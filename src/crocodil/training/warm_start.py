@@ -2,8 +2,8 @@
 
 import torch
 
-from crocodil.models.llada import LLaDA
-from crocodil.models.register_encoder import RegisterEncoder
+from crocodil.models.llada import LLaDA, LLaDAConfig
+from crocodil.models.register_encoder import RegisterEncoder, RegisterEncoderConfig
 
 # Parameters of a block of Qwen3, and what LLaDA calls them.
 _TAKEN = {
@@ -20,15 +20,20 @@ _TAKEN = {
 _ALIKE = ("vocab_size", "width", "num_heads", "num_kv_heads", "head_width", "mlp_width", "rope_theta")
 
 
+def check_alike(encoder: RegisterEncoderConfig, base: LLaDAConfig) -> None:
+    """Whether an encoder of this shape can begin as a base of that shape."""
+    for name in _ALIKE:
+        own, given = getattr(encoder, name), getattr(base, name)
+        if own != given:
+            raise ValueError(f"an encoder of {name} {own} cannot begin as a base of {name} {given}")
+    if encoder.num_layers > base.num_layers:
+        raise ValueError("an encoder cannot begin as a base of fewer layers")
+
+
 @torch.no_grad()
 def begin_as_base(encoder: RegisterEncoder, base: LLaDA, generator: torch.Generator) -> RegisterEncoder:
     """Qwen3's blocks are LLaDA's but for the names, and for norms of queries and keys, which stay fresh."""
-    for name in _ALIKE:
-        own, given = getattr(encoder.config, name), getattr(base.config, name)
-        if own != given:
-            raise ValueError(f"an encoder of {name} {own} cannot begin as a base of {name} {given}")
-    if encoder.config.num_layers > base.config.num_layers:
-        raise ValueError("an encoder cannot begin as a base of fewer layers")
+    check_alike(encoder.config, base.config)
     encoder.backbone.embed_tokens.weight.copy_(base.embed.weight)
     for layer, block in zip(encoder.backbone.layers, base.blocks, strict=False):
         for name, taken in _TAKEN.items():

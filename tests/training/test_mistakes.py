@@ -1,0 +1,227 @@
+"""What a user can get wrong before training begins, and files that were damaged: one clear line each."""
+
+import json
+import sys
+from dataclasses import replace
+
+import pytest
+from typer.testing import CliRunner
+
+from crocodil import cli
+from crocodil.devices import checked_device
+from crocodil.presets.changes import changed
+from crocodil.presets.training import ADAPTED, FRESH, tiny
+from crocodil.progress import rate
+from crocodil.training.history import curves, last_values
+from crocodil.training.journal import metrics_log
+from crocodil.training.lora import LoRA
+from crocodil.training.run import Place, read_recorded, run_stage
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(cli.app, [str(argument) for argument in arguments])
+
+
+# ---------------------------------------------------------------- settings
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (["base_loop.save_every=0"], "save_every should be greater than or equal to 1, not 0"),
+        (["base_loop.evaluate_every=0"], "evaluate_every should be"),
+        (["base_loop.num_accumulated=0"], "num_accumulated should be"),
+        (["base_loop.betas=[0.9]"], "betas"),
+        (["base_loop.num_steps=-1"], "num_steps should be"),
+        (["base_loop.learning_rate=1e999"], "learning_rate should be a finite number"),
+        (["base_loop.learning_rate=NaN"], "learning_rate should be"),
+        (["base_loop.seed=" + "9" * 5000], "seed should be"),
+        (["base_loop.seed=" + "9" * 50], "seed should be"),
+        (["demasker.backbone.width=0"], "width should be"),
+        (["demasker.backbone.num_layers=-1"], "num_layers should be"),
+        (["demasker.backbone.num_layers=1000000000"], "num_layers should be"),
+        (["lengths=" + "[" * 100_000], "lengths: the value is nested too deeply"),
+        (["lengths=" + "[" * 500 + "]" * 500], "lengths.0 should be a valid integer"),
+        (["lengths=[]"], "lengths"),
+        (["lengths={}"], "lengths should be a valid tuple"),
+        (["lora=1"], "lora should be"),
+        (["=1"], "no field ''"),
+        (
+            ["demasker.register_width=16"],
+            "demasker.register_width is 16 and encoder.register_width 32: they must",
+        ),
+        (["prior.register_width=16"], "prior.register_width is 16 and encoder.register_width 32"),
+        (["encoder.num_registers=9"], "demasker.num_registers is 8 and encoder.num_registers 9"),
+        (["prior.num_registers=2"], "conditional.num_registers is 4 and prior.num_registers 2"),
+        (["prior.num_registers=9", "conditional.num_registers=9"], "prior.num_registers is 9: .* has only 8"),
+        (["guided_objective.prefix_lengths=[1,9]"], "prefix_lengths go beyond the 8 registers"),
+        (["conditional.condition_width=16"], "conditional.condition_width is 16 and encoder.register_width 32"),
+        (["prior.condition_width=32", "prior.condition_length=8"], "only conditional has a condition"),
+    ],
+)
+def test_a_setting_that_cannot_be_is_one_line(corpus, changes, message):
+    with pytest.raises(ValueError, match=message) as found:
+        changed(tiny(corpus), changes)
+    assert "\n" not in str(found.value)
+    assert len(str(found.value)) < 300
+
+
+def test_settings_that_belong_together_are_set_together(corpus):
+    names = ("demasker.register_width", "encoder.register_width", "prior.register_width")
+    names += ("conditional.register_width", "conditional.condition_width")
+    run = changed(tiny(corpus), [f"{name}=16" for name in names])
+    assert run.conditional.condition_width == run.prior.register_width == 16
+    assert changed(run, ["base_loop.batch_size=9", "base_loop.num_accumulated=3"]).base_loop.num_accumulated == 3
+
+
+def test_adapters_stand_at_projections_that_there_are():
+    with pytest.raises(ValueError, match=r"lora.targets are some of query, .*, not \['keys'\]"):
+        LoRA(targets=("query", "keys"))
+
+
+def test_what_does_not_fit_the_corpus_or_the_run_is_refused_before_anything_is_written(
+    corpus, tmp_path, monkeypatch
+):
+    run, place = tiny(corpus), Place(corpus, tmp_path / "run", tmp_path / "run")
+    slow = replace(run, encoder_warmup_steps=121)
+    read = replace(run, encoder=replace(run.encoder, vocab_size=999))
+    other = replace(run, encoder_begins_as_base=True, encoder=replace(run.encoder, mlp_width=64))
+    for stage, wrong, where, message in (
+        (
+            "base",
+            replace(run, lengths=(100_000,)),
+            place,
+            "lengths: 100000 tokens, and the longest program .* has",
+        ),
+        (
+            "guided",
+            slow,
+            place,
+            "encoder_warmup_steps is 121 and guided_loop.num_steps 120: the demasker would never",
+        ),
+        ("guided", read, place, "the encoder has a vocabulary of 999, the corpus one of 320"),
+        ("guided", other, place, "an encoder of mlp_width 64 cannot begin as a base of mlp_width 192"),
+        ("registers", run, place, "train stage guided first"),
+        ("guided", run, Place(corpus, tmp_path / "run", tmp_path), "holds no run: run.json is missing"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            run_stage(stage, wrong, where)
+    monkeypatch.setitem(sys.modules, "peft", None)
+    with pytest.raises(ValueError, match="LoRA needs peft"):
+        run_stage("guided", replace(run, lora=LoRA(rank=2)), place)
+    for minutes in (0, -1, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="minutes: give a number above 0"):
+            run_stage("base", run, place, max_minutes=minutes)
+    assert not (tmp_path / "run").exists()
+
+
+# ---------------------------------------------------------------- the command line
+
+
+def test_options_have_ranges(corpus, tmp_path):
+    for option, value in (("--gpus", 0), ("--gpus", -1), ("--max-minutes", "nan"), ("--max-minutes", "-1"),
+                          ("--max-minutes", 0), ("--max-minutes", "inf")):  # fmt: skip
+        found = invoke("train", "base", "--preset", "tiny", "--dry-run", option, value)
+        assert found.exit_code == 2, option
+        assert option in found.output
+    run = ("train", "base", "--preset", "tiny", "--data", corpus.directory, "--out", tmp_path / "run")
+    for device in ("gpu", "mps", "cuda:99999", "cuda:x", ""):
+        if device:
+            assert f"no device '{device}'" in str(invoke(*run, "--device", device).exception)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_device_is_the_cpu_or_a_gpu_that_is_there():
+    assert checked_device("cpu") == "cpu"
+    with pytest.raises(ValueError, match="device cuda:9999: "):
+        checked_device("cuda:9999")
+    for name in ("gpu", "mps", "CPU", "cpu:0", "cuda:-1", "cuda:٣"):
+        with pytest.raises(ValueError, match=r"no device .*: take cpu, cuda, or cuda:N"):
+            checked_device(name)
+
+
+def test_a_loss_that_diverges_names_stage_and_step_and_says_what_to_do(corpus, tmp_path):
+    found = invoke("train", "base", "--preset", "tiny", "--data", corpus.directory, "--out", tmp_path / "run",
+                   "--device", "cpu", "--set", "base_loop.learning_rate=1e30")  # fmt: skip
+    assert isinstance(found.exception, ArithmeticError)
+    assert "stage base: " in str(found.exception)
+    assert "at step 1" in str(found.exception)
+    assert "start anew with a lower learning rate and another --out" in str(found.exception)
+
+
+@pytest.mark.parametrize("preset", [*FRESH, *ADAPTED])
+def test_an_estimate_needs_no_folder_and_no_corpus(preset):
+    found = invoke("train", "guided", "--preset", preset, "--dry-run", "--gpus", 8)
+    assert found.exit_code == 0
+    assert "conditional" in found.output
+    assumed = (
+        "12,000,000 programs, as many as the paper's"
+        if preset in ADAPTED
+        else "the built-in model's vocabulary of 8,192"
+    )
+    assert f"Assumed, as no --data is given: {assumed}.\n" in found.output
+    if preset in ADAPTED:
+        assert "70,313" in found.output  # 3 epochs in batches of 512
+
+
+def test_data_that_is_no_corpus_is_one_line(tmp_path):
+    for verb in (("train", "base", "--out", tmp_path / "run"), ("train", "base", "--dry-run")):
+        found = invoke(*verb, "--data", tmp_path)
+        assert isinstance(found.exception, ValueError)
+        assert "holds no finished corpus" in str(found.exception)
+
+
+# ---------------------------------------------------------------- damaged files
+
+ROWS = '{"step": 1, "loss": 2.0}\n{"step": 2, "loss": 1.0}\n'
+DAMAGED = ["[]", '{"loss": 1}', '{"step": "1"}', '{"step": 1, "loss": []}', "\x00\x01", "[" * 10_000,
+           '{"step": 1, "loss": 1' + "0" * 400 + "}", '{"step": 2, "lo']  # fmt: skip
+
+
+@pytest.mark.parametrize("line", DAMAGED)
+def test_a_damaged_line_of_metrics_is_left_out_and_dropped_on_resume(tmp_path, line):
+    stage = tmp_path / "base"
+    stage.mkdir()
+    (stage / "metrics.jsonl").write_bytes((line + "\n").encode() + b"\xff\xfe\n" + ROWS.encode())
+    with pytest.warns(UserWarning, match=r"metrics\.jsonl: line 1 and 1 more are damaged, left out"):
+        assert last_values(tmp_path) == {"base": [("step", "2"), ("loss", "1")]}
+    with pytest.warns(UserWarning, match="left out"):
+        assert "1.000" in curves(tmp_path)["base: loss"]
+    with metrics_log(stage, 2) as log:
+        log({"step": 3, "loss": 0.5})
+    found = [json.loads(row) for row in (stage / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in found] == [1, 2, 3]
+    (stage / "metrics.jsonl").write_text(line)
+    with pytest.raises(ValueError, match="no line of it is a row of metrics"):
+        last_values(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"[]", b"\xff\xfe", b"", b"{}", b'{"lengths": [64]}', b"[" * 100_000,
+        b'{"lengths": "64", "prior_objective": {}, "pretrained": {}}',
+        b'{"lengths": [64], "prior_objective": [], "pretrained": {}}',
+        b'{"lengths": [64], "prior_objective": {}, "pretrained": null}',
+        b'{"lengths": [64], "prior_objective": {"largest_offset": 7}, "pretrained": {}}',
+    ],
+)  # fmt: skip
+def test_a_damaged_record_of_a_run_is_one_line(tmp_path, text):
+    (tmp_path / "run.json").write_bytes(text)
+    with pytest.raises(ValueError, match=r"run\.json"):
+        read_recorded(tmp_path)
+    found = invoke("assemble", tmp_path, "--data", tmp_path, "--out", tmp_path / "model")
+    assert "run.json" in str(found.exception)
+    assert isinstance(found.exception, ValueError)
+
+
+# ---------------------------------------------------------------- progress
+
+
+def test_rates_are_written_for_people():
+    assert rate(73_412.5, "tokens") == "73,400 tokens/s"
+    assert rate(5.2149, "steps") == "5.21 steps/s"
+    assert rate(99.96, "steps") == "100 steps/s"
+    assert rate(1e9, "tokens") == "1,000,000,000 tokens/s"
+    assert rate(0.00412, "programs") == "0.0041 programs/s"
+    assert rate(0, "texts") == "0 texts/s"
