@@ -27,7 +27,14 @@ from crocodil.metrics.registers import (
     psnr_by_time,
     squared_error_by_time,
 )
-from crocodil.metrics.speedup import Measured, QualityPoint, SpeedUp, speedup_at_matched_quality
+from crocodil.metrics.speedup import (
+    Measured,
+    QualityPoint,
+    SpeedUp,
+    own_best,
+    speedup_at_matched_quality,
+    speedup_at_own_best,
+)
 from crocodil.metrics.text import (
     character_error_rate,
     distinct_n,
@@ -59,6 +66,7 @@ __all__ = [
     "mauve",
     "mauve_by_seed",
     "negative_elbo",
+    "own_best",
     "parses_as_python",
     "perplexity_bound",
     "pooled_token_entropy",
@@ -71,6 +79,7 @@ __all__ = [
     "share_copied",
     "share_that_parses",
     "speedup_at_matched_quality",
+    "speedup_at_own_best",
     "squared_error_by_time",
     "token_entropy",
 ]

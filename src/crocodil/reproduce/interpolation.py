@@ -11,6 +11,7 @@ from crocodil.reproduce.lab import COPYING, Lab
 from crocodil.reproduce.rows import Job, Row, distinct, select
 from crocodil.shapes import RegisterBank
 
+TITLE = "Interpolation (Fig. 8)"
 MIX_WEIGHTS = (0.0, 0.25, 0.5, 0.75, 1.0)
 TOKENS_A_CALL = 8  # not stated
 
@@ -58,7 +59,8 @@ def show(rows: Sequence[Row]) -> Section:
         own = select(rows, length=length)
         panels = [
             Panel(
-                title=f"length {length}", x_label="weight of the second program", y_label=title,
+                title=f"{title} on the way, {length} tokens", y_label=title,
+                x_label="weight of the second program",
                 curves=[
                     Curve("decoded", *([row[one] for row in own] for one in ("mix_weight", key, f"{key}_spread")))
                 ],
@@ -74,4 +76,4 @@ def show(rows: Sequence[Row]) -> Section:
             for row in own
         ]  # fmt: skip
         blocks += [Picture(f"interpolation-{length}", panels), Table(heads, body, f"Length {length}")]
-    return Section("Interpolation (Fig. 8)", blocks)
+    return Section(TITLE, blocks)
