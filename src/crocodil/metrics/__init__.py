@@ -3,6 +3,7 @@
 from crocodil.metrics.embeddings import (
     BertScore,
     EmbeddedTexts,
+    TextFeatures,
     bert_score,
     frontier_area,
     mauve,
@@ -55,6 +56,7 @@ __all__ = [
     "RegisterPRDC",
     "Run",
     "SpeedUp",
+    "TextFeatures",
     "accuracy",
     "bert_score",
     "bits_per_byte",

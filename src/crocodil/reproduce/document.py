@@ -5,11 +5,12 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from crocodil.figures import Panel
 
 UNKNOWN = "-"
+NOT_MEASURED = "not measured"
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class Table:
     def holds_numbers(self) -> list[bool]:
         """Of each column: to be set to the right."""
         return [
-            all(cell[:1].isdigit() or cell == UNKNOWN for cell in column)
+            all(cell[:1].isdigit() or cell in (UNKNOWN, NOT_MEASURED) for cell in column)
             for column in zip(*self.body, strict=True)
         ]
 
@@ -81,6 +82,13 @@ def spread_around(value: float | None, spread: float | None, digits: int = 3) ->
     if value is None or spread is None:
         return number(value, digits)
     return f"{number(value, digits)} ± {spread:,.{_decimals(value, digits)}f}"
+
+
+def spread_or_not_measured(row: Mapping[str, Any], name: str) -> str:
+    """A measure that older rows do not have, with its spread; never left out with its column."""
+    if row.get(name) is None:
+        return NOT_MEASURED
+    return spread_around(row[name], row[f"{name}_spread"])
 
 
 def _decimals(value: float, digits: int) -> int:

@@ -29,7 +29,17 @@ from crocodil.reproduce.contests import (
     quietly,
     used_by,
 )
-from crocodil.reproduce.document import Block, Listing, Picture, Section, Table, Text, number, spread_around
+from crocodil.reproduce.document import (
+    Block,
+    Listing,
+    Picture,
+    Section,
+    Table,
+    Text,
+    number,
+    spread_around,
+    spread_or_not_measured,
+)
 from crocodil.reproduce.lab import COPYING, DRAWING, Lab
 from crocodil.reproduce.rows import Job, Row, distinct, select
 
@@ -84,13 +94,8 @@ def compute_reference(lab: Lab) -> list[Row]:
 
 def _reference_row(lab: Lab) -> Row:
     real = lab.references["test"]
-    likeness = lab.court.mauve(real.features, lab.references["valid"].features)
-    return {
-        "mauve": likeness.mean,
-        "mauve_spread": likeness.spread,
-        **real.fluency,
-        "num_samples": len(real.features),
-    }
+    likeness = lab.court.likeness(real.features, lab.references["valid"].features)
+    return {**likeness, **real.fluency, "num_samples": len(real)}
 
 
 def compute_seconds(lab: Lab) -> list[Row]:
@@ -325,8 +330,9 @@ def panels(rows: Sequence[Row], real: Row, *, along: str, label: str, by: str = 
 
 
 QUALITY_HEADS = (
-    "", "calls", "MAUVE", "MAUVE, published", "Gen-PPL", "Gen-PPL, published", "entropy", "distinct-2",
-    "is Python", "NFE", "NFE, published", "NFE by FLOPs", "seconds", "temperature", "rule", "samples",
+    "", "calls", "MAUVE", "MAUVE, pooled", "MAUVE, published", "Gen-PPL", "Gen-PPL, published", "entropy",
+    "distinct-2", "is Python", "NFE", "NFE, published", "NFE by FLOPs", "seconds", "temperature", "rule",
+    "samples",
 )  # fmt: skip
 
 
@@ -342,7 +348,8 @@ def _quality_line(row: Row, name: str, length: int) -> list[str]:
     theirs = published.GENERATION.get((length, row.get("method", ""), row["calls"]))
     mauve, gen_ppl, nfe = (None,) * 3 if theirs is None else (theirs.mauve, theirs.gen_ppl, theirs.nfe)
     return [
-        name, str(row["calls"]), spread_around(row["mauve"], row["mauve_spread"]), _as_printed(mauve),
+        name, str(row["calls"]), spread_around(row["mauve"], row["mauve_spread"]),
+        spread_or_not_measured(row, "mauve_pooled"), _as_printed(mauve),
         spread_around(row["gen_ppl"], row["gen_ppl_spread"]), _as_printed(gen_ppl), number(row["entropy"]),
         number(row["distinct_2"]), f"{row['parse_share']:.0%}", number(row["nfe"]), _as_printed(nfe),
         number(row["flop_nfe"]), number(row["seconds"]), f"{row['temperature']}", row["rule"],
@@ -354,6 +361,7 @@ def _real_line(real: Row) -> list[str]:
     known = {
         "": "real programs",
         "MAUVE": spread_around(real["mauve"], real["mauve_spread"]),
+        "MAUVE, pooled": spread_or_not_measured(real, "mauve_pooled"),
         "Gen-PPL": spread_around(real["gen_ppl"], real["gen_ppl_spread"]),
         "entropy": number(real["entropy"]),
         "distinct-2": number(real["distinct_2"]),

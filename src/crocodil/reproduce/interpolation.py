@@ -6,7 +6,16 @@ from functools import cached_property, partial
 from crocodil.figures import Curve, Panel
 from crocodil.processes.registers import interpolate
 from crocodil.reproduce.contests import measured, quietly
-from crocodil.reproduce.document import Block, Picture, Section, Table, Text, number, spread_around
+from crocodil.reproduce.document import (
+    Block,
+    Picture,
+    Section,
+    Table,
+    Text,
+    number,
+    spread_around,
+    spread_or_not_measured,
+)
 from crocodil.reproduce.lab import COPYING, Lab
 from crocodil.reproduce.rows import Job, Row, distinct, select
 from crocodil.shapes import RegisterBank
@@ -54,7 +63,7 @@ def show(rows: Sequence[Row]) -> Section:
             the middle."""
         ),
     ]
-    heads = ["weight", "MAUVE", "Gen-PPL", "entropy", "distinct-2", "is Python", "pairs"]
+    heads = ["weight", "MAUVE", "MAUVE, pooled", "Gen-PPL", "entropy", "distinct-2", "is Python", "pairs"]
     for length in distinct(rows, "length"):
         own = select(rows, length=length)
         panels = [
@@ -70,6 +79,7 @@ def show(rows: Sequence[Row]) -> Section:
         body = [
             [
                 f"{row['mix_weight']}", spread_around(row["mauve"], row["mauve_spread"]),
+                spread_or_not_measured(row, "mauve_pooled"),
                 spread_around(row["gen_ppl"], row["gen_ppl_spread"]), number(row["entropy"]),
                 number(row["distinct_2"]), f"{row['parse_share']:.0%}", str(row["num_samples"]),
             ]

@@ -224,9 +224,11 @@ def _words() -> Section:
     body = [
         [
             "MAUVE",
-            "do samples as a whole resemble real programs? clusters of a judge's features",
+            "do samples as a whole resemble real programs? clusters of a judge's state at the last token, "
+            "which says most of all how a text ends",
             "higher, up to 1",
         ],
+        ["MAUVE, pooled", "the same by the mean of the judge's states over all tokens", "higher, up to 1"],
         ["Gen-PPL", "how surprised a judge (a causal language model) is by each next token", "lower, if diverse"],
         ["bits per byte", "the same surprise for each byte: in the rows, and independent of tokens", "lower"],
         [
