@@ -118,7 +118,10 @@ def _markdown(block: Block, files: Mapping[str, str]) -> str:
             rows = "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
             return f"**{block.caption}**\n\n{rows}" if block.caption else rows
         case Picture():
-            return f"![{block.caption}]({files[block.name]})" if block.name in files else ""
+            if block.name not in files:
+                return ""
+            picture = f"![{block.name}]({files[block.name]})"
+            return f"{picture}\n\n{block.caption}" if block.caption else picture
         case Listing():
             fence = "`" * max(3, 1 + max(map(len, re.findall("`+", block.text)), default=0))
             return f"**{block.title}**\n\n{fence}python\n{block.text}\n{fence}"
