@@ -38,7 +38,7 @@ from crocodil.reproduce.generation import show as show_generation
 from crocodil.reproduce.judging import Court, Judge
 from crocodil.reproduce.lab import Lab, with_base, with_steps
 from crocodil.reproduce.memorisation import described
-from crocodil.reproduce.report import summary, timed, write_report
+from crocodil.reproduce.report import report, summary, timed, write_report
 from crocodil.reproduce.rows import Job, Store, read_rows, select
 from crocodil.reproduce.settings import EXAMPLE_CALLS, FULL, QUICK, TINY, blocks_and_calls, setting
 from crocodil.seeding import generator_for
@@ -533,13 +533,12 @@ def test_the_report_is_whole_and_understood_without_the_paper(out):
     assert "src=" not in html
 
 
-def test_what_has_no_rows_is_named_as_not_measured(results, tmp_path):
+def test_what_has_no_rows_is_named_as_not_measured(results):
     some = {name: rows for name, rows in results.items() if name not in ("refresh", "prdc", "noise")}
-    longer = {**some["model"][0], "length": 128}
-    text = write_report(
-        {**some, "model": [*some["model"], longer], "reference": [*some["reference"], longer]}, tmp_path
-    )
-    sections = dict(part.split("\n", 1) for part in text.with_suffix(".md").read_text().split("\n## ")[1:])
+    for name in ("model", "reference"):
+        some[name] = [*some[name], {**some[name][0], "length": 128}]
+    text = as_markdown("Title", report(some), {})
+    sections = dict(part.split("\n", 1) for part in text.split("\n## ")[1:])
     for title, line in {
         "Moment of the refresh (App. G ii)": "**Not measured**: no rows of `crocodil reproduce refresh`.",
         "Noise on registers (Fig. 7)": "**Not measured**: no rows of `crocodil reproduce noise`.",
@@ -693,7 +692,7 @@ def test_reproduce_says_what_is_missing(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("method", ["base", "conthendisc", "conwithindisc"])
 def test_evaluate_judges_what_generate_writes(pipe, corpus, court, monkeypatch, method):
-    settings = replace(pipe.settings, temperature=0.0, rule="remask by confidence")
+    settings = replace(pipe.settings, temperature=0.0, rule="remask by confidence", prior_steps=3, refresh_steps=2)
     own = replace(pipe, settings=settings).at_length(64)
     written, read = own.generate(4, method=method, seed=3), []
     monkeypatch.setattr(ByteChain, "scores", keeping(ByteChain.scores, read))
