@@ -1,7 +1,7 @@
 """Rows in, picture out: curves as SVG. The only door to matplotlib, which is an extra."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from io import StringIO
 from typing import Any
@@ -17,7 +17,7 @@ class Curve:
     x: Sequence[float]
     y: Sequence[float | None]  # None: not measured
     spread: Sequence[float | None] = ()
-    is_bound: bool = False  # what is shown is no method, but what one could reach
+    is_bound: bool = field(default=False, kw_only=True)  # no method, but what one could reach
 
 
 @dataclass(frozen=True, kw_only=True)
