@@ -71,7 +71,7 @@ def accuracy_row(
         streams = lab.streams("demasker", len(tokens), start=start)
         registers = None
         if num_registers is not None:
-            registers = pipe.encode(texts[start : start + size], cut=True)[:, :num_registers]
+            registers = pipe.encode(texts[start : start + size], cut=True).bank[:, :num_registers]
             registers = perturb(registers, std=noise_std, streams=streams.at("noise"))
         found += demasking_accuracy(
             partial(demask, pipe, registers), tokens, mask_prob, mask_id=pipe.mask_id, streams=streams

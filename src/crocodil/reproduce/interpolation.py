@@ -34,7 +34,7 @@ class Pairs:
     @cached_property
     def ends(self) -> tuple[RegisterBank, RegisterBank]:
         texts = self.lab.texts("valid", 2 * self.lab.setting.num_pairs)
-        first, second = self.lab.pipe.encode(texts[: 2 * (len(texts) // 2)], cut=True).chunk(2)
+        first, second = self.lab.pipe.encode(texts[: 2 * (len(texts) // 2)], cut=True).bank.chunk(2)
         return first, second
 
     def row(self, mix_weight: float) -> Row:

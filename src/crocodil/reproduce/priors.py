@@ -43,7 +43,7 @@ def _psnr_row(lab: Lab, name: str, time: float) -> Row:
     for start in range(0, len(texts), size):
         some = texts[start : start + size]
         streams = lab.streams("psnr", len(some), start=start)
-        registers = pipe.encode(some, cut=True)[:, : prior.config.num_registers]
+        registers = pipe.encode(some, cut=True).bank[:, : prior.config.num_registers]
         condition = half_hidden(pipe, some, streams.at("half")) if name == CONDITIONAL else None
         errors = squared_error_by_time(_denoise(lab, prior, condition), registers, [time], streams=streams)
         total += errors[time] * len(some)
@@ -73,7 +73,7 @@ def _prdc_row(lab: Lab, name: str) -> Row:
     else:
         num_steps = pipe.settings.prior_steps
         fake = drawn(pipe, len(texts), seed=lab.seed).registers
-    real = pipe.encode(texts, cut=True)[:, : fake.shape[1]]
+    real = pipe.encode(texts, cut=True).bank[:, : fake.shape[1]]
     found = prdc_per_register(real, fake, nearest=setting.nearest)
     spread = {f"{measure}_spread": value for measure, value in found.spread._asdict().items()}
     return {**found.mean._asdict(), **spread, "num_samples": len(texts), "num_steps": num_steps}
