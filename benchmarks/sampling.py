@@ -37,7 +37,7 @@ SMALL = LLaDAConfig(
 def networks(model: str, device: str, dtype: torch.dtype):
     """Demasker, encoder, prior and conditional prior with random weights."""
     if model == "8b":
-        shapes = (paper_demasker(), paper_encoder(), paper_prior(), paper_conditional_prior())
+        shapes = (paper_demasker(), paper_encoder(), paper_prior(8), paper_conditional_prior(8))
     else:
         prior = RegisterDenoiserConfig(
             num_registers=8, register_width=64, width=512, num_layers=6, num_heads=4, self_conditioned=True

@@ -17,11 +17,11 @@ from crocodil.judges import (
     LanguageModel,
     TextEncoder,
     bits_per_byte,
-    gen_ppl,
     is_installed,
     judge_mauve,
     judges_folder,
     mauve_ceiling,
+    perplexity,
 )
 from crocodil.metrics import prdc, token_entropy
 
@@ -79,7 +79,7 @@ def test_the_judge_ranks_known_inputs(judge):
     }
     scores = {kind: judge.scores(some) for kind, some in texts.items()}
     bits = {kind: bits_per_byte(some) for kind, some in scores.items()}
-    ppl = {kind: gen_ppl(some) for kind, some in scores.items()}
+    ppl = {kind: perplexity(some) for kind, some in scores.items()}
     entropy = {kind: token_entropy(judge.tokens(some)) for kind, some in texts.items()}
     for kind in texts:
         print(f"{kind}: ppl {ppl[kind]:.4g}, {bits[kind]:.3f} bits a byte, entropy {entropy[kind]:.2f}")

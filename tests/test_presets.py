@@ -1,16 +1,19 @@
-"""The paper's shapes and those of the built-in model, counted; no weights are made."""
+"""Shapes and numbers of the paper and of the built-in model; ablations by what they change. No weights."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 
+import pytest
 import torch
 
 from crocodil.models.demasker import Demasker
 from crocodil.models.llada import LLaDA
 from crocodil.models.register_denoiser import RegisterDenoiser
 from crocodil.models.register_encoder import RegisterEncoder
+from crocodil.objectives import sample_visible_registers
 from crocodil.presets import models
-from crocodil.presets.training import small
-from crocodil.seeding import generator_for
+from crocodil.presets.training import ABLATIONS, paper, paper_one_gpu, paper_plus, preset, small, tiny
+from crocodil.seeding import Streams, generator_for
+from crocodil.training.run import Pretrained
 from crocodil.training.warm_start import begin_as_base
 
 MIB = 1 << 20
@@ -62,3 +65,134 @@ def test_the_encoder_of_small_can_begin_as_its_base(corpus):
             torch.nn.init.constant_(parameter, value)
     begin_as_base(encoder, base, generator_for("registers"))
     assert encoder.backbone.layers[-1].mlp.down_proj.weight.eq(1).all()
+
+
+# ---------------------------------------------------------------- the paper's run, and what we add
+
+
+def flat(config):
+    """Every field of a run by its dotted name."""
+    found = {}
+    for name, value in config.items():
+        found |= (
+            {f"{name}.{key}": one for key, one in flat(value).items()}
+            if isinstance(value, dict)
+            else {name: value}
+        )
+    return found
+
+
+def changes(before, after):
+    """The fields in which two runs differ, with the new values."""
+    old, new = flat(asdict(before)), flat(asdict(after))
+    return {name: value for name, value in new.items() if old.get(name) != value}
+
+
+def test_preset_paper_is_the_papers_numbers_and_nothing_beside(corpus):
+    run = paper(corpus, Pretrained())
+    guided, prior = run.guided_objective, run.prior_objective
+    assert run.lengths == (4096,)  # Sec. 5
+    assert run.prior.num_registers == run.conditional.num_registers == run.conditional.condition_length == 128
+    assert (run.prior, run.conditional) == (models.paper_prior(), models.paper_conditional_prior())
+    assert (guided.register_cosine, guided.all_mask_rate, guided.nested_dropout) == (0.8, 0.25, True)
+    assert (guided.prefix_lengths, guided.prefix_ends_with_block) == ((), False)
+    assert guided.empty_prefix_rate == guided.given_rate == guided.partial_rate == 0
+    assert prior.condition_drop_rate == prior.given_rate == prior.bare_rate == 0
+    assert not any((run.demasker.across_text, run.encoder.across_text, run.prior.self_conditioned))
+    assert run.encoder.causal
+    assert {run.guided_loop.optimiser, run.prior_loop.optimiser} == {"adamw"}
+
+
+def test_what_we_add_to_the_paper_is_a_preset_of_its_own(corpus):
+    run, plus = paper(corpus, Pretrained()), paper_plus(corpus, Pretrained())
+    assert changes(run, plus) == {
+        "guided_objective.empty_prefix_rate": 0.1,
+        "guided_objective.given_rate": 0.1,
+        "prior_objective.condition_drop_rate": 0.1,
+        "prior_objective.given_rate": 0.25,
+        "prior.num_registers": 8,
+        "conditional.num_registers": 8,
+    }
+    assert preset("paper-plus", corpus, Pretrained()) == plus
+
+
+def test_one_gpu_has_the_papers_objectives(corpus):
+    changed = changes(paper(corpus, Pretrained()), paper_one_gpu(corpus, Pretrained()))
+    assert {name.split(".")[0] for name in changed} == {"lengths", "base_loop", "guided_loop", "lora"}
+    assert changed["lengths"] == (512,)
+
+
+# ---------------------------------------------------------------- ablations, by what they change
+
+PRESETS = {
+    "tiny": tiny,
+    "small": small,
+    "paper": lambda corpus: paper(corpus, Pretrained()),
+    "paper-plus": lambda corpus: paper_plus(corpus, Pretrained()),
+}
+BEFORE_TEXT = {"demasker.across_text": False, "encoder.across_text": False}
+LITERAL = {**BEFORE_TEXT, "demasker.literal_positions": True}
+NAMED = {  # what an ablation may change: where a preset has it so already, it stays
+    "without register noise": {"guided_objective.register_cosine": 1.0},
+    "without nested dropout": {"guided_objective.nested_dropout": False},
+    "without all-mask samples": {"guided_objective.all_mask_rate": 0.0},
+    "without block offsets": {"prior_objective.largest_offset": 0.0},
+    "literal two-axis RoPE": LITERAL,
+    "as printed": {
+        **LITERAL,
+        "encoder.causal": True,
+        "encoder_begins_as_base": False,
+        "encoder_warmup_steps": 4000,
+        "prior.self_conditioned": False,
+        "conditional.self_conditioned": False,
+        **{
+            f"{loop}.optimiser": "adamw" for loop in ("base_loop", "guided_loop", "prior_loop", "conditional_loop")
+        },
+        "guided_objective.empty_prefix_rate": 0.0,
+        "guided_objective.given_rate": 0.0,
+        "guided_objective.partial_rate": 0.0,
+        "guided_objective.prefix_lengths": (),
+        "prior_objective.condition_drop_rate": 0.0,
+        "prior_objective.given_rate": 0.0,
+        "prior_objective.bare_rate": 0.0,
+    },
+}
+
+
+@pytest.mark.parametrize("name", ABLATIONS)
+@pytest.mark.parametrize("kind", PRESETS)
+def test_an_ablation_changes_the_fields_that_it_names_in_every_preset_and_no_other(corpus, name, kind):
+    run = PRESETS[kind](corpus)
+    other = ABLATIONS[name](run)
+    before, wanted = flat(asdict(run)), dict(NAMED[name])
+    if name == "as printed":
+        wanted |= {f"{prior}.num_registers": run.encoder.num_registers for prior in ("prior", "conditional")}
+        if kind == "tiny":
+            del wanted["encoder_warmup_steps"]  # of 120 steps in all
+    expected = {field: value for field, value in wanted.items() if before[field] != value}
+    assert changes(run, other) == expected
+    assert expected
+    with torch.device("meta"):  # and its networks can be built
+        Demasker(other.demasker), RegisterEncoder(other.encoder)
+        RegisterDenoiser(other.prior), RegisterDenoiser(other.conditional)
+
+
+def test_without_nested_dropout_all_registers_are_seen_whatever_lengths_a_preset_names(corpus):
+    run = small(corpus)
+    other = ABLATIONS["without nested dropout"](run)
+    streams = Streams.of("prefix", samples=range(200))
+    seen, all_seen = (
+        set(sample_visible_registers(64, one.guided_objective, streams).tolist()) for one in (run, other)
+    )
+    assert seen == {0, 1, 2, 4, 8, 16, 32, 64}
+    assert all_seen == {0, 64}  # none, as the preset's rate of empty prefixes says
+
+
+@pytest.mark.parametrize("kind", PRESETS)
+def test_as_printed_is_the_same_method_whatever_it_started_from(corpus, kind):
+    printed = ABLATIONS["as printed"](PRESETS[kind](corpus))
+    papers = ABLATIONS["as printed"](paper(corpus, Pretrained()))
+    assert printed.guided_objective == papers.guided_objective
+    assert printed.prior_objective == papers.prior_objective
+    assert printed.prior.num_registers == printed.conditional.condition_length == printed.encoder.num_registers
+    assert ABLATIONS["as printed"](printed) == printed

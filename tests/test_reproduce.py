@@ -4,7 +4,7 @@ import json
 import math
 import sys
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import asdict, replace
 
 import pytest
 import torch
@@ -14,24 +14,35 @@ from typer.testing import CliRunner
 from crocodil import cli, figures
 from crocodil.checkpoints import save_model
 from crocodil.figures import Curve, Panel
-from crocodil.metrics import Run
+from crocodil.judges import TextScore, gen_ppl
+from crocodil.metrics import Run, TextFeatures
 from crocodil.models.llada import LLaDA
-from crocodil.pipeline import Crocodil, Settings
+from crocodil.pipeline import Crocodil, Method, Settings
+from crocodil.presets.training import tiny
 from crocodil.processes.plan import DecodePlan
-from crocodil.reproduce import autoencoder, equal_cost, published, two_sentences
+from crocodil.reproduce import autoencoder, equal_cost, memorisation, priors, published, two_sentences
 from crocodil.reproduce.contests import best, finalists
 from crocodil.reproduce.demasker import register_counts
 from crocodil.reproduce.document import Listing, Section, Table, Text, as_html, as_markdown, number, spread_around
+from crocodil.reproduce.evaluation import evaluate_model, evaluate_texts
 from crocodil.reproduce.experiments import compute_all, read_all
-from crocodil.reproduce.fairness import base_compute_share
-from crocodil.reproduce.generation import compute_cpu_seconds, speedups, speedups_by_mauve
+from crocodil.reproduce.fairness import base_compute_share, stage_flops
+from crocodil.reproduce.generation import (
+    compute_cpu_seconds,
+    own_best_calls,
+    speedup_tables,
+    speedups,
+    speedups_by_mauve,
+)
+from crocodil.reproduce.generation import show as show_generation
 from crocodil.reproduce.judging import Court, Judge
 from crocodil.reproduce.lab import Lab, with_base, with_steps
 from crocodil.reproduce.memorisation import described
-from crocodil.reproduce.report import summary, timed, write_report
+from crocodil.reproduce.report import report, summary, timed, write_report
 from crocodil.reproduce.rows import Job, Store, read_rows, select
 from crocodil.reproduce.settings import EXAMPLE_CALLS, FULL, QUICK, TINY, blocks_and_calls, setting
 from crocodil.seeding import generator_for
+from crocodil.training.run import Place, base_stage, conditional_stage, guided_stage, prior_stage
 
 NETWORKS = {
     "demasker": "guided/model/demasker",
@@ -40,13 +51,6 @@ NETWORKS = {
     "conditional": "conditional/model/denoiser",
 }
 BASE = "base/model/demasker"
-
-
-@dataclass(frozen=True)
-class Score:
-    nats: float
-    num_tokens: int
-    num_bytes: int
 
 
 class ByteChain:
@@ -66,15 +70,15 @@ class ByteChain:
         for text in texts:
             ids = torch.tensor(list(text.encode()), dtype=torch.int64)
             nats = -log_probs[ids[:-1], ids[1:]].sum().item()
-            found.append(Score(nats, max(len(ids) - 1, 0), len(ids)))
+            found.append(TextScore(nats, max(len(ids) - 1, 0), len(ids)))
         return found
 
-    def features(self, texts, *, batch_size=8):
+    def both_features(self, texts, *, batch_size=8):
         shares = torch.zeros(len(texts), 256)
         for row, text in zip(shares, texts, strict=True):
             for byte, count in Counter(text.encode()).items():
                 row[byte] = count
-        return shares + 1e-3
+        return TextFeatures(shares + 1e-3, shares + 1e-2)
 
 
 @pytest.fixture(scope="module")
@@ -330,8 +334,24 @@ def test_compute_of_the_base_is_compared_with_all_that_the_guided_model_took(pip
     longer = {**run, "base_loop": {**loop, "num_steps": 1000}}
     assert base_compute_share(pipe, {"run": run}) < 1 / 2
     assert base_compute_share(pipe, {"run": run, "base": longer}) == 10 * base_compute_share(pipe, {"run": run})
+    assert base_compute_share(pipe, {"run": run}, with_priors=True) is None  # the record does not say
+    whole = {**run, "prior_loop": loop, "conditional_loop": loop}
+    assert base_compute_share(pipe, {"run": whole}, with_priors=True) < base_compute_share(pipe, {"run": run})
+    adapted = {**run, "pretrained": {"llada": "LLaDA-8B-Base"}}
+    assert base_compute_share(pipe, {"run": adapted}) is None  # others trained it
     assert base_compute_share(pipe, {}) is None
     assert base_compute_share(replace(pipe, base=None), {"run": run}) is None
+
+
+def test_compute_is_counted_as_the_stages_of_training_count_it(pipe, corpus, trained):
+    """Registers, START and END, attention and the head's rows are work too."""
+    pipe, place = with_base(pipe, trained / BASE), Place(corpus, trained, trained)
+    run = tiny(corpus)
+    spent = stage_flops(pipe, asdict(run))
+    builds = {"base": base_stage, "guided": guided_stage, "prior": prior_stage, "conditional": conditional_stage}
+    for name, build in builds.items():
+        stage, loop = build(run, place)
+        assert spent[name] == pytest.approx(loop.num_steps * loop.batch_size * stage.work().flops)
 
 
 def test_a_base_is_a_demasker_of_the_same_shape_without_registers(pipe, trained, tmp_path):
@@ -364,6 +384,16 @@ def test_at_equal_cost_curves_are_straight_in_the_logarithm_of_the_cost():
     assert equal_cost.differences(then) == equal_cost.show(then, 64) == []
 
 
+def test_rows_of_the_base_name_the_settings_that_the_base_generates_with(pipe, corpus, court, tmp_path):
+    settings = replace(pipe.settings, temperature=0.0, rule="remask by confidence")
+    lab = Lab.around(replace(pipe, settings=settings), corpus=corpus, court=court, setting=TINY, results=tmp_path)
+    rows = {row["method"]: (row["temperature"], row["rule"]) for row in compute_cpu_seconds(lab)}
+    guided = (0.0, "remask by confidence")
+    assert rows == {"base": (1.0, "most confident"), "conthendisc": guided, "conwithindisc": guided}
+    (found,) = memorisation.compute(lab)
+    assert {who: (one["temperature"], one["rule"]) for who, one in found["chosen"].items()} == rows
+
+
 def test_runs_that_programs_share_with_training_programs_are_told_beside_those_of_real_ones(results):
     (found,) = results["memorisation"]
     assert set(found["runs"]) == {"base", "conthendisc", "conwithindisc", "real"}
@@ -390,6 +420,34 @@ def test_speedups_are_of_flops_unless_asked_otherwise():
     assert speedups(rows, REAL)["base"].factor == 1
 
 
+def test_the_headline_is_held_against_the_base_at_its_own_best_and_the_papers_way_stands_beside_it():
+    rows = [*BASE_POINTS, point("base", 32, 32, 32, 0.6), point("conwithindisc", 8, 16.0, 40.0, 0.7)]
+    rows = [{**row, "seconds": row["nfe"] / 10} for row in rows]
+    real = {**REAL, "length": 64, "mauve": 0.9, "mauve_spread": 0.1}
+    assert own_best_calls(rows, real) == 32
+    at_best, a_token = speedup_tables(rows, real)
+    assert at_best.heads[1:4] == a_token.heads[1:4] == ["by FLOPs", "by the clock", "in the paper's NFE"]
+    assert at_best.body == [
+        ["ConWithinDisc", "2.00 x, 8 calls", "0.800 x, 8 calls", "0.800 x, 8 calls", "2.00 x, 8 calls"]
+    ]
+    assert at_best.caption == "Speed-up against the base at its own best, 32 calls, length 64"
+    assert [line[:2] for line in a_token.body] == [
+        ["base", "2.00 x, 32 calls"],
+        ["ConWithinDisc", "4.00 x, 8 calls"],
+    ]
+    unseen = [{**row, "seconds": None} for row in rows]
+    assert speedup_tables(unseen, real)[0].body[0][1:4] == ["2.00 x, 8 calls", "-", "0.800 x, 8 calls"]
+
+
+def test_published_speedups_stand_beside_the_papers_unit_alone():
+    rows = [point("base", 256, 256, 256, 0.6), point("conwithindisc", 8, 16.0, 32.0, 0.7)]
+    rows = [{**row, "length": 256, "seconds": 1.0} for row in rows]
+    at_best, a_token = speedup_tables(rows, {**REAL, "length": 256})
+    assert list(a_token.heads[-2:]) == ["in the paper's NFE", "in the paper's NFE, published"]
+    assert [line[-1] for line in a_token.body] == ["-", "6 x"]
+    assert not [head for head in at_best.heads if "published" in head]
+
+
 def test_a_speedup_by_mauve_alone_overlooks_fluency_and_diversity():
     rows = [*BASE_POINTS, point("conthendisc", 8, 16.0, 32.0, 0.7, gen_ppl=90.0, entropy=5.0)]
     assert speedups(rows, REAL)["conthendisc"] is None
@@ -411,12 +469,24 @@ def test_gen_ppl_is_over_all_tokens_and_passes_over_empty_texts(court, judge):
     assert found["empty_share"] == 0.2
     assert math.isnan(court.fluency(["", ""])["gen_ppl"])
     assert isinstance(judge, Judge)
+    assert gen_ppl(scores) == (found["gen_ppl"], found["gen_ppl_spread"])  # one rule for both evaluators
 
 
 def test_a_copy_of_the_reference_is_as_like_it_as_can_be(court):
     texts = [f"value_{place} = {place} * 'ab'\n" for place in range(20)]
     assert court.judged(texts, court.reference(texts))["mauve"] > 0.9
-    assert court.judged(["    " * 20] * 20, court.reference(texts))["mauve"] < 0.1
+    other = court.judged([f"    {place} " * 20 for place in range(20)], court.reference(texts))
+    assert other["mauve"] < 0.1
+    assert {"mauve_pooled", "mauve_pooled_spread"} <= set(other)
+
+
+def test_of_too_few_texts_mauve_is_left_out_and_all_else_stays(court):
+    texts = [f"value_{place} = {place}\n" for place in range(20)]
+    careful = replace(court, fewest_for_mauve=21)
+    whole, found = (one.judged(texts, one.reference(texts)) for one in (court, careful))
+    left_out = {"mauve", "mauve_spread", "mauve_pooled", "mauve_pooled_spread"}
+    assert {name for name, value in found.items() if value is None} == left_out
+    assert {**whole, **dict.fromkeys(left_out)} == found
 
 
 # ---------------------------------------------------------------- the report
@@ -455,10 +525,41 @@ def test_the_report_is_whole_and_understood_without_the_paper(out):
     assert "'without nested dropout=DIR'" in text  # not given, and said so
     assert "'without register noise=DIR'" not in text  # given
     assert "less compute, which flatters" in text
+    assert "where the priors count too" in text
+    assert "Not measured" not in text.replace("Not measured: **", "")  # but ablations that nobody trained
     assert "the base, the one in " in text
     assert "0.956 ± 0.010" in text  # the paper's own, verbatim
     assert "<link" not in html
     assert "src=" not in html
+
+
+def test_what_has_no_rows_is_named_as_not_measured(results):
+    some = {name: rows for name, rows in results.items() if name not in ("refresh", "prdc", "noise")}
+    for name in ("model", "reference"):
+        some[name] = [*some[name], {**some[name][0], "length": 128}]
+    text = as_markdown("Title", report(some), {})
+    sections = dict(part.split("\n", 1) for part in text.split("\n## ")[1:])
+    for title, line in {
+        "Moment of the refresh (App. G ii)": "**Not measured**: no rows of `crocodil reproduce refresh`.",
+        "Noise on registers (Fig. 7)": "**Not measured**: no rows of `crocodil reproduce noise`.",
+        priors.TITLE: "**Not measured**: no rows of `crocodil reproduce prdc`.",
+        "Autoencoder (Tables 1 and 2, Fig. 5)": "**Not measured at length 128**",
+    }.items():
+        assert line in sections[title]
+    assert "PSNR" in sections[priors.TITLE]
+
+
+def test_rows_without_a_pooled_mauve_say_that_it_was_not_measured(results):
+    old = [{name: value for name, value in row.items() if "pooled" not in name} for row in results["generation"]]
+    (table,) = [
+        block
+        for block in show_generation(old, results["reference"]).blocks
+        if getattr(block, "caption", "") == "Length 64"
+    ]
+    place = list(table.heads).index("MAUVE, pooled")
+    assert {line[place] for line in table.body[:-1]} == {"not measured"}
+    assert table.body[-1][place] != "not measured"  # of real programs it was
+    assert "MAUVE, pooled" in table.known().heads
 
 
 def test_published_numbers_stand_beside_ours_verbatim_and_odd_ones_are_marked():
@@ -474,7 +575,14 @@ def test_published_numbers_stand_beside_ours_verbatim_and_odd_ones_are_marked():
 def test_the_summary_holds_the_headline_numbers(results):
     found = json.loads(json.dumps(summary(results), allow_nan=False))
     assert set(found["speedup"]["64"]) == {"base", "conthendisc", "conwithindisc"}
-    assert set(found["speedup"]["64"]["base"]) == {"flops", "nfe", "seconds"}
+    assert list(found["speedup"]["64"]["base"]) == ["flops", "seconds", "nfe"]
+    assert found["speedup"]["64"]["base"]["flops"] == 1
+    assert found["own_best_calls"]["64"] in (4, 64)
+    assert set(found["speedup_at_one_call_a_token"]["64"]) == set(found["speedup"]["64"])
+    assert (
+        found["base_compute_share"]["64"]["with priors"]
+        < found["base_compute_share"]["64"]["demasker and encoder"]
+    )
     assert set(found["memorisation"]["64"]) == {"base", "conthendisc", "conwithindisc", "real"}
     assert (found["setting"], found["seed"], found["num_samples"]["64"]) == ("tiny", 0, TINY.num_samples)
     assert {"judge", "corpus", "model", "version"} <= set(found)
@@ -582,12 +690,50 @@ def test_reproduce_says_what_is_missing(tmp_path, monkeypatch):
     assert "conditions.json is missing" in str(run("reproduce", "report", "--out", tmp_path).exception)
 
 
+@pytest.mark.parametrize("method", ["base", "conthendisc", "conwithindisc"])
+def test_evaluate_judges_what_generate_writes(pipe, corpus, court, monkeypatch, method):
+    settings = replace(pipe.settings, temperature=0.0, rule="remask by confidence", prior_steps=3, refresh_steps=2)
+    own = replace(pipe, settings=settings).at_length(64)
+    written, read = own.generate(4, method=method, seed=3), []
+    monkeypatch.setattr(ByteChain, "scores", keeping(ByteChain.scores, read))
+    found = evaluate_model(own, corpus, court, method=Method(method), count=4, split="test", seed=3)
+    assert read[-1] == written.texts
+    assert found["calls"] == 4
+    assert (found["temperature"], found["rule"]) == (
+        (1.0, "most confident") if method == "base" else (0.0, "remask by confidence")
+    )
+    assert found["nfe"] == written.nfe
+
+
+def keeping(scores, read):
+    """The judge's own method, which also remembers what was read."""
+
+    def kept(self, texts, *, batch_size=8):
+        read.append(list(texts))
+        return scores(self, texts, batch_size=batch_size)
+
+    return kept
+
+
+def test_texts_of_other_models_are_cut_as_real_programs_are(corpus, court):
+    long = ["".join(f"value_{n} = {n} * {place}\n" for n in range(60)) for place in range(6)]
+    row = evaluate_texts(long, corpus, court, length=64, split="valid", count=6)
+    cut = evaluate_texts([text + "more = 1\n" for text in long], corpus, court, length=64, split="valid", count=6)
+    assert row["num_cut"] == 6
+    assert cut["gen_ppl"] == row["gen_ppl"]
+    assert cut["mauve"] == row["mauve"]
+
+
 def test_evaluate_judges_one_setting_or_the_texts_of_any_other_model(folder, corpus, judge_folder, tmp_path):
     common = ("--data", corpus.directory, "--judge", judge_folder)
     made = run("evaluate", "--model", folder, "--method", "conthendisc", "--calls", 4, "--count", 20, *common)
     assert made.exit_code == 0, made.output
     row = json.loads(made.stdout)
     assert (row["method"], row["calls"], row["num_samples"], row["split"]) == ("conthendisc", 4, 20, "valid")
+    assert row["mauve"] is None
+    assert row["gen_ppl"] > 0
+    assert "MAUVE was left out: there are 20 texts and" in made.stderr
+    assert "fewer than 200 on each side" in made.stderr
     file = tmp_path / "samples.jsonl"
     file.write_text("".join(json.dumps({"text": f"total = {place}\n"}) + "\n" for place in range(20)))
     made = run("evaluate", "--samples", file, "--length", 64, *common)
@@ -595,5 +741,6 @@ def test_evaluate_judges_one_setting_or_the_texts_of_any_other_model(folder, cor
     row = json.loads(made.stdout)
     assert row["parse_share"] == 1
     assert row["bits_per_byte"] > 0
+    assert row["num_cut"] == 0
     file.write_text('{"texts": 1}\n')
     assert "line 1" in str(run("evaluate", "--samples", file, *common).exception)

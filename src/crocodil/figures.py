@@ -1,11 +1,14 @@
 """Rows in, picture out: curves as SVG. The only door to matplotlib, which is an extra."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from io import StringIO
+from typing import Any
 
-WIDTH, HEIGHT = 5.2, 3.4  # of a panel, in inches
+WIDTH, HEIGHT = 5.2, 4.0  # of a panel, in inches
+METHOD: dict[str, Any] = {"marker": "o", "markersize": 3}
+BOUND: dict[str, Any] = {"linestyle": ":", "color": "grey", "linewidth": 1.5}
 
 
 @dataclass(frozen=True)
@@ -14,6 +17,7 @@ class Curve:
     x: Sequence[float]
     y: Sequence[float | None]  # None: not measured
     spread: Sequence[float | None] = ()
+    is_bound: bool = field(default=False, kw_only=True)  # no method, but what one could reach
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +61,8 @@ def _draw_panel(axes, panel: Panel) -> None:  # type: ignore[no-untyped-def]
         ]
         if known:
             xs, ys, around = zip(*known, strict=True)
-            axes.errorbar(xs, ys, yerr=around, label=curve.name, marker="o", markersize=3, capsize=2)
+            look = BOUND if curve.is_bound else METHOD
+            axes.errorbar(xs, ys, yerr=around, label=curve.name, capsize=2, **look)
     if panel.level is not None and panel.level[1] is not None:
         axes.axhline(panel.level[1], label=panel.level[0], linestyle="--", linewidth=1, color="grey")
     if panel.log_x:
@@ -72,4 +77,4 @@ def _draw_panel(axes, panel: Panel) -> None:  # type: ignore[no-untyped-def]
     axes.set(title=panel.title, xlabel=panel.x_label, ylabel=panel.y_label)
     axes.grid(alpha=0.3)
     if axes.get_legend_handles_labels()[0]:
-        axes.legend(fontsize=8)
+        axes.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2)  # below: hides no curve

@@ -3,7 +3,13 @@ from functools import partial
 
 import pytest
 
-from crocodil.metrics import Measured, QualityPoint, speedup_at_matched_quality
+from crocodil.metrics import (
+    Measured,
+    QualityPoint,
+    own_best,
+    speedup_at_matched_quality,
+    speedup_at_own_best,
+)
 
 REAL_ENTROPY = 4.0
 
@@ -85,7 +91,46 @@ def test_the_base_matches_itself_and_shows_where_it_stops_improving():
     assert speedup(saturated, saturated).factor == 4
 
 
+def best_calls(base, **real):
+    return own_best(base, calls=512, real_entropy=REAL_ENTROPY, **real).calls
+
+
+def test_a_base_that_goes_on_improving_is_best_at_one_call_a_token():
+    assert best_calls(BASE) == 512
+
+
+def test_the_base_is_held_at_the_fewest_calls_that_are_as_good_by_all_measures():
+    saturated = [*BASE[:2], point(128, 0.61, 19.9), *BASE[2:]]
+    assert best_calls(saturated) == 128
+    assert best_calls(saturated[::-1]) == 128
+    method = [point(32, 0.65, 15)]
+    held = speedup_at_own_best(saturated, method, calls=512, real_entropy=REAL_ENTROPY)
+    assert (held.factor, held.base.calls) == (4, 128)
+    assert speedup(method, saturated).factor == 16  # the paper's way: a factor of 4 is the base's own
+    own = speedup_at_own_best(saturated, saturated, calls=512, real_entropy=REAL_ENTROPY)
+    assert own.factor == 1
+
+
+def test_a_base_that_gets_worse_with_more_calls_is_held_where_it_was_better():
+    """As ours at 512 tokens: 0.28, 0.38 and 0.33 at 128, 256 and 512 calls."""
+    spread = (0.04, 0.1)
+    base = [point(128, 0.30, 4.2, 2.84, spread=spread), point(256, 0.38, 3.5, 2.82, spread=spread)]
+    base = [*base, point(512, 0.33, 3.2, 2.78, spread=spread)]
+    real = Measured(9.0, 0.1)
+    assert best_calls(base, real_gen_ppl=real) == 256  # 128 calls match the last point, and not the best
+    method = [point(8, 0.31, 8.0, 3.3), point(16, 0.345, 8.0, 3.3)]
+    held = speedup_at_own_best(base, method, calls=512, real_entropy=REAL_ENTROPY, real_gen_ppl=real)
+    assert (held.factor, held.method.calls) == (16, 16)
+
+
+def test_few_calls_of_high_mauve_and_poor_fluency_are_not_the_best_of_the_base():
+    assert best_calls([point(32, 0.7, 60), *BASE]) == 512
+    assert best_calls([point(32, 0.7, 15, entropy=2.0), *BASE]) == 512  # repeats itself
+
+
 def test_the_base_must_have_been_measured_there():
+    with pytest.raises(ValueError, match="not measured at 512 calls"):
+        best_calls(BASE[:3])
     with pytest.raises(ValueError, match=r"not measured at 512 calls: \[16, 64, 256\]"):
         speedup(BASE, BASE[:3])
 

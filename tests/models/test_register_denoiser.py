@@ -17,8 +17,8 @@ def time(count, value=0.5):
 @pytest.mark.parametrize(
     ("preset", "blocks", "total"),
     [
-        (models.paper_prior, 352_751_616, 362_471_424),
-        (models.paper_conditional_prior, 470_306_816, 482_387_968),
+        (models.paper_prior, 352_751_616, 362_594_304),
+        (models.paper_conditional_prior, 470_306_816, 482_510_848),
     ],
 )
 def test_the_papers_shape_has_28_layers_and_roughly_400m_parameters(preset, blocks, total):

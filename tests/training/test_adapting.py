@@ -137,7 +137,7 @@ def test_the_papers_numbers_are_in_its_preset(corpus):
     run = paper(corpus, Pretrained())
     loop = run.guided_loop
     assert (loop.learning_rate, loop.weight_decay, loop.batch_size) == (2.5e-5, 0.1, 512)
-    assert loop.num_steps == -(-3 * len(corpus.programs("train", length=512)) // 512)
+    assert loop.num_steps == -(-3 * len(corpus.programs("train", length=4096)) // 512)
     assert run.encoder_warmup_steps == 4000
     assert run.prior.num_layers == 28
     whole, adapted = (

@@ -106,12 +106,16 @@ def evaluate(
     calls: Annotated[
         int | None, typer.Option(help="Of the demasker; one for every sixteen tokens by default.")
     ] = None,
-    temperature: Annotated[float, typer.Option(help="0 takes the most probable tokens.")] = 1.0,
+    temperature: Annotated[
+        float | None, typer.Option(help="0 takes the most probable tokens; the model's own by default.")
+    ] = None,
     rule: Annotated[
-        str,
-        typer.Option(help="most confident, noisy confidence, at random, remask or remask by confidence."),
-    ] = "most confident",
-    count: Annotated[int, typer.Option(help="How many texts.")] = 256,
+        str | None,
+        typer.Option(
+            help="most confident, noisy confidence, at random, remask, remask by confidence; or the model's own."
+        ),
+    ] = None,
+    count: Annotated[int, typer.Option(help="How many texts; MAUVE takes 200 at least.")] = 256,
     length: Annotated[int, typer.Option(help="With --samples: of real programs, in tokens.")] = 256,
     data: Data = None,
     judge: JudgeName = JUDGE,
@@ -119,12 +123,18 @@ def evaluate(
     seed: Seed = 0,
     device: Device = None,
 ) -> None:
-    """Judge one setting of a model, or texts from any other model; prints one row of JSON."""
+    """Judge what `generate` writes with a model, or texts from any other model; prints one row of JSON."""
     import json
 
     from crocodil.corpus.shards import Corpus
-    from crocodil.reproduce.evaluation import evaluate_model, evaluate_texts, read_texts
-    from crocodil.reproduce.settings import FULL, Candidate
+    from crocodil.reproduce.evaluation import (
+        FEWEST_FOR_MAUVE,
+        evaluate_model,
+        evaluate_texts,
+        read_texts,
+        why_no_mauve,
+    )
+    from crocodil.reproduce.settings import FULL
 
     if data is None:
         raise ValueError("--data is needed: the corpus whose held-out programs are what real text is")
@@ -132,24 +142,27 @@ def evaluate(
     corpus.require(split)
     if samples is not None:
         texts = read_texts(samples)
-        court = _court(corpus, judge, None, FULL, device)
+        court = replace(_court(corpus, judge, None, FULL, device), fewest_for_mauve=FEWEST_FOR_MAUVE)
         row = evaluate_texts(texts, corpus, court, length=length, split=split, count=len(texts))
     else:
         from crocodil.pipeline import Crocodil, Method
-        from crocodil.processes.plan import TOKENS_A_CALL
 
         pipe = Crocodil.from_pretrained(model, device=device)
+        court = replace(_court(corpus, judge, None, FULL, device), fewest_for_mauve=FEWEST_FOR_MAUVE)
         row = evaluate_model(
             pipe,
             corpus,
-            _court(corpus, judge, None, FULL, device),
+            court,
             method=Method(method),
-            calls=calls or max(1, pipe.settings.length // TOKENS_A_CALL),
-            candidate=Candidate(temperature, rule),
+            calls=calls,
+            temperature=temperature,
+            rule=rule,
             count=count,
             split=split,
             seed=seed,
         )
+    if reason := why_no_mauve(row):
+        _say(reason)
     typer.echo(json.dumps(row, ensure_ascii=False))
 
 

@@ -21,7 +21,7 @@ def _above_zero(minutes: float | None) -> float | None:
 def train(
     stage: Annotated[str, typer.Argument(help="base, guided, registers, prior, conditional; or: show")],
     directory: Annotated[Path | None, typer.Argument(help="With show: the directory of a run.")] = None,
-    preset: Annotated[str, typer.Option(help="tiny, small, paper, paper-one-gpu")] = "small",
+    preset: Annotated[str, typer.Option(help="tiny, small, paper, paper-plus, paper-one-gpu")] = "small",
     data: Annotated[Path | None, typer.Option(help="The corpus.")] = None,
     out: Annotated[Path | None, typer.Option(help="The run: each stage has its folder in it.")] = None,
     source: Annotated[

@@ -1,9 +1,17 @@
 """Metrics that need a model: Gen-PPL, MAUVE, BERTScore (Sec. 5). A judge is a folder; what it gives is kept."""
 
 from crocodil.judges.cached import Cached
-from crocodil.judges.comparing import bits_per_byte, gen_ppl, judge_mauve, mauve_ceiling, with_spread
+from crocodil.judges.comparing import (
+    bits_per_byte,
+    gen_ppl,
+    judge_mauve,
+    mauve_ceiling,
+    perplexity,
+    with_spread,
+)
 from crocodil.judges.folders import DEFAULT_ENCODER, DEFAULT_JUDGE, PACKAGED, install, is_installed, judges_folder
 from crocodil.judges.language_model import LanguageModel, TextScore
+from crocodil.judges.reading import as_compared, cut_alike
 from crocodil.judges.text_encoder import TextEncoder
 from crocodil.judges.verdicts import Sampling, Verdict, judge_samples
 
@@ -17,7 +25,9 @@ __all__ = [
     "TextEncoder",
     "TextScore",
     "Verdict",
+    "as_compared",
     "bits_per_byte",
+    "cut_alike",
     "gen_ppl",
     "install",
     "is_installed",
@@ -25,5 +35,6 @@ __all__ = [
     "judge_samples",
     "judges_folder",
     "mauve_ceiling",
+    "perplexity",
     "with_spread",
 ]

@@ -14,7 +14,10 @@ from torch import Tensor
 
 from crocodil.atomic import whole_file
 from crocodil.judges.language_model import LanguageModel, TextScore
+from crocodil.judges.reading import as_compared
+from crocodil.metrics import TextFeatures
 
+FEATURES = "both-features"  # files of features alone are older, and hold no means
 TEXTS_A_FILE = 512  # what is lost at most when a long evaluation is stopped
 
 
@@ -48,22 +51,27 @@ class Cached:
         return [found[key] for key in keys]
 
     def features(self, texts: Sequence[str], *, batch_size: int = 8) -> Float[Tensor, "N D"]:
+        return self.both_features(texts, batch_size=batch_size).last
+
+    def both_features(self, texts: Sequence[str], *, batch_size: int = 8) -> TextFeatures:
         found = self._stored_features()
+        texts = [as_compared(text) for text in texts]
         keys = [_key(text) for text in texts]
         for some in _missing(texts, keys, found):
-            rows = self.judge.features(list(some.values()), batch_size=batch_size)
+            both = self.judge.both_features(list(some.values()), batch_size=batch_size)
+            rows = torch.stack([both.last, both.pooled], dim=1)
             new = {key: row.clone() for key, row in zip(some, rows, strict=True)}
-            with whole_file(self._file("features", some, "safetensors")) as file:
+            with whole_file(self._file(FEATURES, some, "safetensors")) as file:
                 save_file(new, file)
             found |= new
-        return torch.stack([found[key] for key in keys])
+        return TextFeatures(*torch.stack([found[key] for key in keys]).unbind(dim=1))
 
     def _stored_scores(self) -> dict[str, TextScore]:
         rows = (json.loads(line) for file in self._files("scores") for line in file.read_text().splitlines())
         return {row.pop("text"): TextScore(**row) for row in rows}
 
     def _stored_features(self) -> dict[str, Tensor]:
-        return {key: row for file in self._files("features") for key, row in load_file(file).items()}
+        return {key: row for file in self._files(FEATURES) for key, row in load_file(file).items()}
 
     def _files(self, kind: str) -> list[Path]:
         return sorted(self._home.glob(f"{kind}-*"))

@@ -18,17 +18,27 @@ from crocodil.metrics import Measured
 from crocodil.seeding import generator_for
 
 T = TypeVar("T")
+NUM_PARTS = 4  # of the texts, from which the spread of Gen-PPL is estimated
 
 
 # ---------------------------------------------------------------- likelihood
 
 
-def gen_ppl(scores: Sequence[TextScore]) -> float:
-    """Perplexity a token over all texts: exp of all nats by all tokens.
+def gen_ppl(scores: Sequence[TextScore]) -> Measured:
+    """Perplexity a token over all texts, and its standard error, from that of four parts of them.
 
     It is low for text that repeats itself, and it depends on how a text splits into tokens: random characters have
-    a better one than shuffled words. Report bits per byte and the entropy beside it.
+    a better one than shuffled words. Report bits per byte and the entropy beside it. Texts without a token do not
+    count. The spread of fewer than two texts is not a number.
     """
+    judged = [score for score in scores if score.num_tokens]
+    parts = [part for start in range(NUM_PARTS) if (part := judged[start::NUM_PARTS])]
+    spread = stdev(map(perplexity, parts)) / math.sqrt(len(parts)) if len(parts) > 1 else math.nan
+    return Measured(perplexity(judged), spread)
+
+
+def perplexity(scores: Sequence[TextScore]) -> float:
+    """Of all tokens together: exp of all nats by their number."""
     return math.exp(_total("nats", scores) / _counted("num_tokens", scores))
 
 
@@ -42,7 +52,7 @@ def with_spread(
 ) -> Measured:
     """A statistic of all texts, and its standard deviation over texts drawn again with replacement.
 
-    A text is whatever the statistic takes: a score for `gen_ppl`, tokens for an entropy.
+    A text is whatever the statistic takes: a score for `bits_per_byte`, tokens for an entropy.
     """
     if len(texts) < 2:
         raise ValueError(f"a spread takes at least two texts: there are {len(texts)}")

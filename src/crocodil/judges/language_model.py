@@ -14,6 +14,8 @@ from torch import Tensor
 
 from crocodil.judges.folders import DEFAULT_JUDGE
 from crocodil.judges.loading import fingerprint, load_network, load_tokenizer, name_of, padded
+from crocodil.judges.reading import as_compared
+from crocodil.metrics import TextFeatures
 
 LONGEST_WINDOW = 1024  # tokens seen at once, as by GPT-2; logits of more take gigabytes
 
@@ -94,23 +96,31 @@ class LanguageModel:
             for total, row, text in zip(nats, tokens, texts, strict=True)
         ]
 
-    @torch.no_grad()
     def features(self, texts: Sequence[str], *, batch_size: int = 8) -> Float[Tensor, "N D"]:
-        """The last hidden state of the last token, which has read the text in its order; a mean has not.
+        """The last hidden state of the last token, which has read the text in its order; a mean has not."""
+        return self.both_features(texts, batch_size=batch_size).last
 
-        Of a text longer than the context, its last part is read.
+    @torch.no_grad()
+    def both_features(self, texts: Sequence[str], *, batch_size: int = 8) -> TextFeatures:
+        """The last hidden state of the last token, and the mean over the text's tokens, the start token left out.
+
+        Texts are read by the rule of `as_compared`. Of a text longer than the context, its last part is read; of
+        an empty one, the start token.
         """
         windows = [
-            Window(text, ([self.start_id, *row])[-self.context :], 0)
-            for text, row in enumerate(self._tokens_of(texts))
+            Window(text, ([self.start_id, *row])[-self.context :], min(len(row), self.context))
+            for text, row in enumerate(self._tokens_of([as_compared(text) for text in texts]))
         ]
-        found: dict[int, Tensor] = {}
+        last: dict[int, Tensor] = {}
+        pooled: dict[int, Tensor] = {}
         for batch in _by_length(windows, batch_size):
             ids = padded([window.tokens for window in batch], fill=self.start_id, device=self.network.device)
             states = self.network.base_model(input_ids=ids, use_cache=False).last_hidden_state
-            for window, row in zip(batch, states, strict=True):
-                found[window.text] = row[len(window.tokens) - 1].float().cpu().clone()
-        return torch.stack([found[text] for text in range(len(texts))])
+            for window, row in zip(batch, states.float(), strict=True):
+                end = len(window.tokens)
+                last[window.text] = row[end - 1].cpu().clone()
+                pooled[window.text] = row[end - max(window.num_scored, 1) : end].mean(dim=0).cpu()
+        return TextFeatures(*(torch.stack([of[text] for text in range(len(texts))]) for of in (last, pooled)))
 
     def _tokens_of(self, texts: Sequence[str]) -> list[list[int]]:
         if not texts:

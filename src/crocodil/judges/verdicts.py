@@ -46,20 +46,22 @@ def judge_samples(
     batch_size: int = 8,
     seeds: Sequence[int] = range(5),
 ) -> list[Verdict]:
-    """Gen-PPL, what keeps it honest beside it, and MAUVE against the references.
+    """Gen-PPL, what keeps it honest beside it, and MAUVE against the references, by both kinds of features.
 
     Where there are twice as many references as texts, the ceiling of MAUVE comes with it.
     """
     scores = [score for score in judge.scores(texts, batch_size=batch_size) if score.num_tokens]
-    real, fake = (judge.features(some, batch_size=batch_size) for some in (references, texts))
+    real, fake = (judge.both_features(some, batch_size=batch_size) for some in (references, texts))
     found = {
-        "gen_ppl": with_spread(gen_ppl, scores),
+        "gen_ppl": gen_ppl(scores),
         "bits_per_byte": with_spread(bits_per_byte, scores),
         "token_entropy": with_spread(token_entropy, judge.tokens(texts)),
-        "mauve": judge_mauve(real, fake, seeds=seeds),
+        "mauve": judge_mauve(real.last, fake.last, seeds=seeds),
+        "mauve_pooled": judge_mauve(real.pooled, fake.pooled, seeds=seeds),
     }
     if len(references) >= 2 * len(texts):
-        found["mauve_ceiling"] = mauve_ceiling(real, count=len(texts), seeds=seeds)
+        found["mauve_ceiling"] = mauve_ceiling(real.last, count=len(texts), seeds=seeds)
+        found["mauve_pooled_ceiling"] = mauve_ceiling(real.pooled, count=len(texts), seeds=seeds)
     return [
         Verdict(
             metric=metric, mean=value.mean, spread=value.spread, judge=judge.name, num_samples=len(texts),

@@ -3,6 +3,7 @@
 from crocodil.metrics.embeddings import (
     BertScore,
     EmbeddedTexts,
+    TextFeatures,
     bert_score,
     frontier_area,
     mauve,
@@ -27,7 +28,14 @@ from crocodil.metrics.registers import (
     psnr_by_time,
     squared_error_by_time,
 )
-from crocodil.metrics.speedup import Measured, QualityPoint, SpeedUp, speedup_at_matched_quality
+from crocodil.metrics.speedup import (
+    Measured,
+    QualityPoint,
+    SpeedUp,
+    own_best,
+    speedup_at_matched_quality,
+    speedup_at_own_best,
+)
 from crocodil.metrics.text import (
     character_error_rate,
     distinct_n,
@@ -48,6 +56,7 @@ __all__ = [
     "RegisterPRDC",
     "Run",
     "SpeedUp",
+    "TextFeatures",
     "accuracy",
     "bert_score",
     "bits_per_byte",
@@ -59,6 +68,7 @@ __all__ = [
     "mauve",
     "mauve_by_seed",
     "negative_elbo",
+    "own_best",
     "parses_as_python",
     "perplexity_bound",
     "pooled_token_entropy",
@@ -71,6 +81,7 @@ __all__ = [
     "share_copied",
     "share_that_parses",
     "speedup_at_matched_quality",
+    "speedup_at_own_best",
     "squared_error_by_time",
     "token_entropy",
 ]

@@ -23,6 +23,13 @@ KMEANS_RESTARTS, KMEANS_ITERATIONS = 5, 500
 # ---------------------------------------------------------------- MAUVE
 
 
+class TextFeatures(NamedTuple):
+    """Two vectors for each text. The last token's state says most of all how a text ends; the mean does not."""
+
+    last: Float[Tensor, "N D"]
+    pooled: Float[Tensor, "N D"]  # over all tokens
+
+
 def mauve(
     real: Float[Tensor, "N D"], fake: Float[Tensor, "M D"], *, seed: int, num_buckets: int | None = None
 ) -> float:

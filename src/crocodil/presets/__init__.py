@@ -1,1 +1,1 @@
-"""Complete runs as values: what the paper used, number by number, and what anyone can rebuild."""
+"""Complete runs as values: what the paper used, what we add to it, and what anyone can rebuild."""

@@ -40,11 +40,11 @@ def paper_encoder() -> RegisterEncoderConfig:
     )
 
 
-def paper_prior() -> RegisterDenoiserConfig:
-    """App. E: 28 layers, "roughly 400M"; without cross-attention 362M (decision D22)."""
-    return RegisterDenoiserConfig()
+def paper_prior(num_registers: int = 128) -> RegisterDenoiserConfig:
+    """App. E: 28 layers, "roughly 400M", over all registers; without cross-attention 363M (decision D22)."""
+    return RegisterDenoiserConfig(num_registers=num_registers)
 
 
-def paper_conditional_prior() -> RegisterDenoiserConfig:
-    """App. E, for ConWithinDisc: cross-attention to all 128 registers of the visible text; 482M (D22)."""
-    return RegisterDenoiserConfig(condition_width=1024, condition_length=128)
+def paper_conditional_prior(num_registers: int = 128) -> RegisterDenoiserConfig:
+    """App. E, for ConWithinDisc: cross-attention to all 128 registers of the visible text; 483M (D22)."""
+    return RegisterDenoiserConfig(num_registers=num_registers, condition_width=1024, condition_length=128)

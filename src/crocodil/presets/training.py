@@ -1,7 +1,9 @@
 """Complete training runs as values, for the vocabulary of a given corpus."""
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from crocodil.checkpoints import CONFIG_FILE, llada_config, qwen3_config
 from crocodil.corpus.shards import Corpus
@@ -14,6 +16,13 @@ from crocodil.presets.models import llada_8b, paper_encoder
 from crocodil.training.loop import LoopConfig
 from crocodil.training.lora import LoRA
 from crocodil.training.run import Pretrained, Run
+
+# Algorithms 1, 4 and 5 as they are printed, and nothing beside.
+PAPERS_GUIDED = DemaskerObjective(empty_prefix_rate=0.0, given_rate=0.0)
+PAPERS_PRIOR = PriorObjective(condition_drop_rate=0.0, given_rate=0.0)
+PAPERS_WARMUP = 4000  # App. C: steps of the encoder alone
+
+LOOPS = ("base_loop", "guided_loop", "prior_loop", "conditional_loop")
 
 
 def tiny(corpus: Corpus) -> Run:
@@ -74,21 +83,23 @@ def small(corpus: Corpus) -> Run:
 def paper(corpus: Corpus, pretrained: Pretrained) -> Run:
     """Sec. 5, App. C and E: LLaDA-8B and Qwen3-Embedding-0.6B, 128 registers of width 1024, 28-layer denoisers.
 
-    Shapes follow the folders that are given; the paper's own stand in for them, in an estimate say. The length and
-    the schedule of the priors are ours: the paper does not tell them.
+    Programs of up to 4096 tokens, priors over all registers, and nothing that the paper does not have: what we add
+    is in `paper_plus`. Shapes follow the folders that are given; without folders they are the paper's own, for an
+    estimate. The paper says nothing of the priors' schedule, of warm-up of the learning rate, averaging and
+    clipping: these are ours.
     """
     backbone, encoder = _pretrained_shapes(pretrained)
-    length, epochs, batch_size = 512, 3, 512
+    length, epochs, batch_size = 4096, 3, 512
     num_steps = -(-epochs * len(corpus.programs("train", length=length)) // batch_size)
     loop = LoopConfig(
         num_steps=num_steps, batch_size=batch_size, learning_rate=2.5e-5, weight_decay=0.1, warmup_steps=200,
-        average_decay=0.999, bf16=True, compile_blocks=True, recompute_blocks=True, num_accumulated=4,
+        average_decay=0.999, bf16=True, compile_blocks=True, recompute_blocks=True, num_accumulated=32,
     )  # fmt: skip
     prior_loop = replace(
         loop, num_steps=200_000, batch_size=2048, learning_rate=1e-4, warmup_steps=2000, weight_decay=0.01,
-        average_decay=0.9999, recompute_blocks=False, num_accumulated=1,
+        average_decay=0.9999, recompute_blocks=False, num_accumulated=8,
     )  # fmt: skip
-    prior = RegisterDenoiserConfig(register_width=encoder.register_width)
+    prior = RegisterDenoiserConfig(num_registers=encoder.num_registers, register_width=encoder.register_width)
     return Run(
         lengths=(length,),
         demasker=DemaskerConfig(
@@ -101,19 +112,45 @@ def paper(corpus: Corpus, pretrained: Pretrained) -> Run:
         guided_loop=loop,
         prior_loop=prior_loop,
         conditional_loop=prior_loop,
+        guided_objective=PAPERS_GUIDED,
+        prior_objective=PAPERS_PRIOR,
         pretrained=pretrained,
     )
 
 
-def paper_one_gpu(corpus: Corpus, pretrained: Pretrained) -> Run:
-    """The same on one GPU of 80 GB: LLaDA rests in half precision and learns through adapters of rank 64."""
+def paper_plus(corpus: Corpus, pretrained: Pretrained) -> Run:
+    """The paper's run with what we add: it also decodes without registers, and with something given.
+
+    An empty prefix in a tenth of the samples (D14), a given prefix or suffix in a tenth and, for the priors, in a
+    quarter (D24), the null condition in a tenth (D15), and priors over the first 8 registers (D19).
+    """
     run = paper(corpus, pretrained)
-    guided_loop = replace(run.guided_loop, num_accumulated=64, learning_rate=1e-4)
-    return replace(run, guided_loop=guided_loop, lora=LoRA())
+    prior = replace(run.prior, num_registers=8)
+    return replace(
+        run,
+        guided_objective=DemaskerObjective(empty_prefix_rate=0.1, given_rate=0.1),
+        prior_objective=PriorObjective(condition_drop_rate=0.1, given_rate=0.25),
+        prior=prior,
+        conditional=_on_condition(prior, num_registers=run.encoder.num_registers),
+    )
+
+
+def paper_one_gpu(corpus: Corpus, pretrained: Pretrained) -> Run:
+    """The paper's objectives on one GPU of 80 GB: programs of up to 512 tokens, and LoRA.
+
+    LLaDA rests in half precision and learns through adapters of rank 64, at a higher learning rate.
+    """
+    run = paper(corpus, pretrained)
+    length = 512
+    num_steps = -(-3 * len(corpus.programs("train", length=length)) // run.guided_loop.batch_size)
+    loop = replace(run.guided_loop, num_steps=num_steps, num_accumulated=64)
+    return replace(
+        run, lengths=(length,), base_loop=loop, guided_loop=replace(loop, learning_rate=1e-4), lora=LoRA()
+    )
 
 
 FRESH = {"tiny": tiny, "small": small}
-ADAPTED = {"paper": paper, "paper-one-gpu": paper_one_gpu}
+ADAPTED = {"paper": paper, "paper-plus": paper_plus, "paper-one-gpu": paper_one_gpu}
 
 
 def preset(name: str, corpus: Corpus, pretrained: Pretrained) -> Run:
@@ -127,28 +164,59 @@ def preset(name: str, corpus: Corpus, pretrained: Pretrained) -> Run:
     return FRESH[name](corpus)
 
 
-# The ablations that the paper names, each as a change of a run.
-ABLATIONS = {
-    "without register noise": lambda run: replace(  # Fig. 7
-        run, guided_objective=replace(run.guided_objective, register_cosine=1.0)
-    ),
-    "without nested dropout": lambda run: replace(  # App. C
-        run, guided_objective=replace(run.guided_objective, nested_dropout=False)
-    ),
-    "without all-mask samples": lambda run: replace(  # App. C
-        run, guided_objective=replace(run.guided_objective, all_mask_rate=0.0)
-    ),
+# ---------------------------------------------------------------- ablations
+
+
+def as_printed(run: Run) -> Run:
+    """The method as the paper prints it, nothing of ours, at the sizes, lengths, steps and rates of the run.
+
+    Registers stand before the text and shift it, the encoder is causal and does not begin as the base, all prefix
+    lengths are as likely, the priors model all registers and see no guess of their own, AdamW trains everything.
+    """
+    prior = replace(run.prior, num_registers=run.encoder.num_registers, self_conditioned=False)
+    warmup = PAPERS_WARMUP if run.guided_loop.num_steps > PAPERS_WARMUP else run.encoder_warmup_steps
+    return replace(
+        literal_positions(run),
+        encoder=replace(run.encoder, across_text=False, causal=True),
+        prior=prior,
+        conditional=_on_condition(prior, num_registers=run.encoder.num_registers),
+        guided_objective=PAPERS_GUIDED,
+        prior_objective=PAPERS_PRIOR,
+        encoder_warmup_steps=warmup,
+        encoder_begins_as_base=False,
+        **{name: replace(getattr(run, name), optimiser="adamw") for name in LOOPS},
+    )
+
+
+def before_text(run: Run) -> Run:
+    """Registers stand before the text for the demasker and behind it for the encoder (App. C); D26 undone."""
+    return replace(
+        run,
+        demasker=replace(run.demasker, across_text=False),
+        encoder=replace(run.encoder, across_text=False),
+    )
+
+
+def literal_positions(run: Run) -> Run:
+    """The prefix shifts the text, as App. C prints it (decision D16); so registers stand before it."""
+    run = before_text(run)
+    return replace(run, demasker=replace(run.demasker, literal_positions=True))
+
+
+def _guided(**fields: Any) -> Callable[[Run], Run]:
+    return lambda run: replace(run, guided_objective=replace(run.guided_objective, **fields))
+
+
+# The ablations that the paper names, each as a change of any run.
+ABLATIONS: dict[str, Callable[[Run], Run]] = {
+    "without register noise": _guided(register_cosine=1.0),  # Fig. 7
+    "without nested dropout": _guided(nested_dropout=False),  # App. C
+    "without all-mask samples": _guided(all_mask_rate=0.0),  # App. C
     "without block offsets": lambda run: replace(  # App. G
         run, prior_objective=replace(run.prior_objective, largest_offset=0.0)
     ),
-    "literal two-axis RoPE": lambda run: replace(  # decision D16
-        run, demasker=replace(run.demasker, literal_positions=True)
-    ),
-    "as printed": lambda run: replace(  # nothing of ours: no empty prefix, nothing given
-        run,
-        guided_objective=DemaskerObjective(empty_prefix_rate=0.0, given_rate=0.0),
-        prior_objective=PriorObjective(condition_drop_rate=0.0, given_rate=0.0),
-    ),
+    "literal two-axis RoPE": literal_positions,
+    "as printed": as_printed,
 }
 
 

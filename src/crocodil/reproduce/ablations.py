@@ -16,6 +16,9 @@ from crocodil.reproduce.generation import QUALITY_HEADS, methods, panels, qualit
 from crocodil.reproduce.lab import COPYING, GENERATING, Lab, drawn, parts, price
 from crocodil.reproduce.rows import Job, Row, distinct, select
 
+REGISTER_COUNT_TITLE = "Number of registers (App. G i)"
+REFRESH_TITLE = "Moment of the refresh (App. G ii)"
+VARIANTS_TITLE = "Trained otherwise (App. C, App. G iii)"
 REFRESH_FRACTIONS = (None, 0.25, 0.5, 0.75)  # App. G ii; None: never, which is ConThenDisc
 MAIN = "the model itself"
 NUMBER_OF_REGISTERS = "registers "  # a variant of this name and a number has a prior of that many
@@ -136,7 +139,7 @@ def show_register_count(rows: Sequence[Row], references: Sequence[Row]) -> Secti
             registers are close to 8; 32 and 64 degrade."""
         ),
     ]
-    return _show("Number of registers (App. G i)", texts, rows, references, by="registers", name="register-count")
+    return _show(REGISTER_COUNT_TITLE, texts, rows, references, by="registers", name="register-count")
 
 
 def show_refresh(rows: Sequence[Row], references: Sequence[Row]) -> Section:
@@ -151,7 +154,7 @@ def show_refresh(rows: Sequence[Row], references: Sequence[Row]) -> Section:
             @0.50, half way, is best; @0.25 is closer to never; @0.75 gains little."""
         ),
     ]
-    return _show("Moment of the refresh (App. G ii)", texts, rows, references, by="refresh", name="refresh")
+    return _show(REFRESH_TITLE, texts, rows, references, by="refresh", name="refresh")
 
 
 def show_variants(rows: Sequence[Row], autoencoders: Sequence[Row], references: Sequence[Row]) -> Section:
@@ -166,9 +169,7 @@ def show_variants(rows: Sequence[Row], autoencoders: Sequence[Row], references: 
             and generation suffers."""
         ),
     ]
-    section = _show(
-        "Trained otherwise (App. C, App. G iii)", texts, rows, references, by="variant", name="variants"
-    )
+    section = _show(VARIANTS_TITLE, texts, rows, references, by="variant", name="variants")
     heads = ["", "calls", "CER", "exact copies", "Gen-PPL", "entropy", "samples"]
     tables = [
         Table(heads, [_copy_line(row) for row in select(autoencoders, length=length)], f"Copies, length {length}")
@@ -189,8 +190,6 @@ def _show(
     title: str, texts: Sequence[Text], rows: Sequence[Row], references: Sequence[Row], *, by: str, name: str
 ) -> Section:
     blocks: list[Block] = list(texts)
-    if not rows:
-        blocks.append(Text("Not measured: the model has no such prior."))
     for length in distinct(rows, "length"):
         own, (real,) = select(rows, length=length), select(references, length=length)
         blocks.append(Picture(f"{name}-{length}", panels(own, real, along="calls", label="demasker calls", by=by)))

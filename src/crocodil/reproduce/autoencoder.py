@@ -14,6 +14,8 @@ from crocodil.reproduce.lab import COPYING, Lab
 from crocodil.reproduce.rows import Job, Row, distinct, select
 from crocodil.reproduce.settings import EXAMPLE_CALLS, TABLES, blocks_and_calls
 
+TITLE = "Autoencoder (Tables 1 and 2, Fig. 5)"
+
 # The example of Fig. 5 is no program of the corpus: reports travel without the licences of those.
 EXAMPLE = '''def moving_average(values: list[float], width: int) -> list[float]:
     """The mean of each stretch of `width` values."""
@@ -93,7 +95,7 @@ def show(rows: Sequence[Row]) -> Section:
         blocks.append(
             Text(f"Left out: length {' and '.join(map(str, others))}; no model trained at it was given.")
         )
-    return Section("Autoencoder (Tables 1 and 2, Fig. 5)", blocks)
+    return Section(TITLE, blocks)
 
 
 def _show_length(rows: Sequence[Row], length: int) -> list[Block]:
@@ -106,7 +108,7 @@ def _show_length(rows: Sequence[Row], length: int) -> list[Block]:
     note = "; † marked (decision D13): more errors than characters beside a high similarity" if odd else ""
     one_block = [row for row in rows if row["block"] == length]
     panel = Panel(
-        title=f"length {length}", x_label="demasker calls", y_label="CER", log_x=True,
+        title=f"Copies of programs, {length} tokens", x_label="demasker calls", y_label="CER", log_x=True,
         curves=[
             Curve(f"block {block}", [row["calls"] for row in own], [row["cer"] for row in own])
             for block in distinct(rows, "block")

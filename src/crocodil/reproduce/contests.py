@@ -133,9 +133,10 @@ def run(
     }
 
 
-def defaults(pipe: Crocodil) -> Row:
-    """What a guided method does where nobody chose."""
-    return {name: getattr(pipe.settings, name) for name in CHOSEN}
+def own_candidate(pipe: Crocodil, method: Method) -> Candidate:
+    """What a method does where nobody chose: `pipe.generate` without choices."""
+    choices = pipe.default_choices(method)
+    return Candidate(choices.temperature, next(name for name, rule in RULES.items() if rule == choices.rule))
 
 
 def choices_for(pipe: Crocodil, method: str | None, candidate: Candidate) -> Choices:

@@ -17,6 +17,7 @@ from crocodil.shapes import Positions, RegisterBank, RowLogits, TokenIds
 
 WITHOUT_NOISE = "without register noise"  # the ablation, as the training presets name it
 BASE = "base"
+CURVES_TITLE, NOISE_TITLE = "Guided demasker (Fig. 4)", "Noise on registers (Fig. 7)"
 
 
 def register_counts(num_registers: int) -> list[int]:
@@ -70,7 +71,7 @@ def accuracy_row(
         streams = lab.streams("demasker", len(tokens), start=start)
         registers = None
         if num_registers is not None:
-            registers = pipe.encode(texts[start : start + size], cut=True)[:, :num_registers]
+            registers = pipe.encode(texts[start : start + size], cut=True).bank[:, :num_registers]
             registers = perturb(registers, std=noise_std, streams=streams.at("noise"))
         found += demasking_accuracy(
             partial(demask, pipe, registers), tokens, mask_prob, mask_id=pipe.mask_id, streams=streams
@@ -106,7 +107,7 @@ def show_curves(rows: Sequence[Row]) -> Section:
         blocks += _curves(
             select(rows, length=length), "who", "mask_prob", "mask probability", f"demasker-{length}"
         )
-    return Section("Guided demasker (Fig. 4)", blocks)
+    return Section(CURVES_TITLE, blocks)
 
 
 def show_noise(rows: Sequence[Row]) -> Section:
@@ -125,7 +126,7 @@ def show_noise(rows: Sequence[Row]) -> Section:
     for length in distinct(rows, "length"):
         own = select(rows, length=length)
         blocks += _curves(own, "trained", "noise_std", "standard deviation of the noise", f"noise-{length}")
-    return Section("Noise on registers (Fig. 7)", blocks)
+    return Section(NOISE_TITLE, blocks)
 
 
 def missing(name: str) -> Text:

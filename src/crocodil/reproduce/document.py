@@ -5,11 +5,12 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from crocodil.figures import Panel
 
 UNKNOWN = "-"
+NOT_MEASURED = "not measured"
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class Table:
     def holds_numbers(self) -> list[bool]:
         """Of each column: to be set to the right."""
         return [
-            all(cell[:1].isdigit() or cell == UNKNOWN for cell in column)
+            all(cell[:1].isdigit() or cell in (UNKNOWN, NOT_MEASURED) for cell in column)
             for column in zip(*self.body, strict=True)
         ]
 
@@ -83,6 +84,13 @@ def spread_around(value: float | None, spread: float | None, digits: int = 3) ->
     return f"{number(value, digits)} ± {spread:,.{_decimals(value, digits)}f}"
 
 
+def spread_or_not_measured(row: Mapping[str, Any], name: str) -> str:
+    """A measure that older rows do not have, with its spread; never left out with its column."""
+    if row.get(name) is None:
+        return NOT_MEASURED
+    return spread_around(row[name], row[f"{name}_spread"])
+
+
 def _decimals(value: float, digits: int) -> int:
     before = 1 + math.floor(math.log10(abs(value))) if value else 0  # digits left of the point
     return max(0, digits - max(0, before))
@@ -110,7 +118,10 @@ def _markdown(block: Block, files: Mapping[str, str]) -> str:
             rows = "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
             return f"**{block.caption}**\n\n{rows}" if block.caption else rows
         case Picture():
-            return f"![{block.caption}]({files[block.name]})" if block.name in files else ""
+            if block.name not in files:
+                return ""
+            picture = f"![{block.name}]({files[block.name]})"
+            return f"{picture}\n\n{block.caption}" if block.caption else picture
         case Listing():
             fence = "`" * max(3, 1 + max(map(len, re.findall("`+", block.text)), default=0))
             return f"**{block.title}**\n\n{fence}python\n{block.text}\n{fence}"

@@ -2,17 +2,20 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from crocodil.corpus.shards import Corpus
+from crocodil.judges import cut_alike
 from crocodil.pipeline import Crocodil, Method
 from crocodil.processes.masking import RULES
-from crocodil.reproduce.contests import plain, run
+from crocodil.reproduce.contests import choices_for, measured, method_of, own_candidate
 from crocodil.reproduce.judging import Court
 from crocodil.reproduce.lab import Lab, held_out
 from crocodil.reproduce.rows import Row, commit
 from crocodil.reproduce.settings import FULL, Candidate
+
+FEWEST_FOR_MAUVE = 200  # texts on each side: with fewer, MAUVE is near 1 for texts that have little in common
 
 
 def evaluate_model(
@@ -21,35 +24,62 @@ def evaluate_model(
     court: Court,
     *,
     method: Method,
-    calls: int,
-    candidate: Candidate,
+    calls: int | None = None,
+    temperature: float | None = None,
+    rule: str | None = None,
     count: int,
     split: str,
     seed: int,
 ) -> Row:
-    """Generate, and judge against a split; the priors take the steps that the model says."""
-    if candidate.rule not in RULES:
-        raise ValueError(f"no reveal rule {candidate.rule!r}: take one of {', '.join(RULES)}")
+    """Generate as `pipe.generate` does, and judge against a split: None is what the model's own settings say."""
+    if rule is not None and rule not in RULES:
+        raise ValueError(f"no reveal rule {rule!r}: take one of {', '.join(RULES)}")
     setting = replace(FULL, name="evaluate", num_samples=count, num_swept=count)
     lab = Lab.around(pipe, corpus=corpus, court=court, setting=setting, results=Path(), seed=seed)
-    contestant = plain(lab.pipe, method)
-    found = run(lab, contestant, calls, candidate, split=split)
-    return {**contestant.key, "calls": calls, **found, **lab.store.conditions, "commit": commit()}
+    own = own_candidate(lab.pipe, method)
+    candidate = Candidate(own.temperature if temperature is None else temperature, rule or own.rule)
+    choices = choices_for(lab.pipe, method, candidate)
+    made = method_of(lab.pipe, method)(count, calls=calls, seed=seed, choices=choices)
+    return {
+        "method": str(method),
+        "calls": choices.decoding(lab.length, calls, lab.pipe.tokenizer.special).plan.num_calls,
+        **asdict(candidate),
+        "top_p": choices.top_p,
+        "guidance": choices.guidance,
+        "split": split,
+        **measured(lab, made, split),
+        "num_real": len(lab.references[split]),
+        **lab.store.conditions,
+        "commit": commit(),
+    }
 
 
 def evaluate_texts(
     texts: Sequence[str], corpus: Corpus, court: Court, *, length: int, split: str, count: int
 ) -> Row:
-    """As many real programs as there are texts, at most `count`, stand beside them."""
+    """As many real programs as there are texts, at most `count`, stand beside them; both are cut alike."""
     real = held_out(corpus, court.tokenizer, split, length=length, count=min(count, len(texts)))
+    read, real = (cut_alike(some, court.tokenizer, length=length) for some in (texts, real))
     return {
-        **court.judged(texts, court.reference(real)),
+        **court.judged(read, court.reference(real)),
         "num_samples": len(texts),
+        "num_cut": sum(one != other for one, other in zip(texts, read, strict=True)),
         "num_real": len(real),
+        "length": length,
         "judge": court.judge.name,
         "split": split,
         "commit": commit(),
     }
+
+
+def why_no_mauve(row: Row) -> str | None:
+    """A line for whoever asked, where MAUVE was left out."""
+    if row["mauve"] is not None:
+        return None
+    return (
+        f"MAUVE was left out: there are {row['num_samples']} texts and {row['num_real']} real programs, and with "
+        f"fewer than {FEWEST_FOR_MAUVE} on each side it is worth nothing (--count, or more rows in --samples)"
+    )
 
 
 def read_texts(file: Path) -> list[str]:
@@ -63,5 +93,5 @@ def read_texts(file: Path) -> list[str]:
         except (json.JSONDecodeError, KeyError, TypeError):
             raise ValueError(f'line {place} of {file} is no row with a text: {{"text": "..."}}') from None
     if len(texts) < 2:
-        raise ValueError(f"{file} holds {len(texts)} texts: MAUVE compares sets of many")
+        raise ValueError(f"{file} holds {len(texts)} texts: what is judged are sets of at least two")
     return texts

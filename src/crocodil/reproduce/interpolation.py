@@ -6,11 +6,21 @@ from functools import cached_property, partial
 from crocodil.figures import Curve, Panel
 from crocodil.processes.registers import interpolate
 from crocodil.reproduce.contests import measured, quietly
-from crocodil.reproduce.document import Block, Picture, Section, Table, Text, number, spread_around
+from crocodil.reproduce.document import (
+    Block,
+    Picture,
+    Section,
+    Table,
+    Text,
+    number,
+    spread_around,
+    spread_or_not_measured,
+)
 from crocodil.reproduce.lab import COPYING, Lab
 from crocodil.reproduce.rows import Job, Row, distinct, select
 from crocodil.shapes import RegisterBank
 
+TITLE = "Interpolation (Fig. 8)"
 MIX_WEIGHTS = (0.0, 0.25, 0.5, 0.75, 1.0)
 TOKENS_A_CALL = 8  # not stated
 
@@ -24,7 +34,7 @@ class Pairs:
     @cached_property
     def ends(self) -> tuple[RegisterBank, RegisterBank]:
         texts = self.lab.texts("valid", 2 * self.lab.setting.num_pairs)
-        first, second = self.lab.pipe.encode(texts[: 2 * (len(texts) // 2)], cut=True).chunk(2)
+        first, second = self.lab.pipe.encode(texts[: 2 * (len(texts) // 2)], cut=True).bank.chunk(2)
         return first, second
 
     def row(self, mix_weight: float) -> Row:
@@ -53,12 +63,13 @@ def show(rows: Sequence[Row]) -> Section:
             the middle."""
         ),
     ]
-    heads = ["weight", "MAUVE", "Gen-PPL", "entropy", "distinct-2", "is Python", "pairs"]
+    heads = ["weight", "MAUVE", "MAUVE, pooled", "Gen-PPL", "entropy", "distinct-2", "is Python", "pairs"]
     for length in distinct(rows, "length"):
         own = select(rows, length=length)
         panels = [
             Panel(
-                title=f"length {length}", x_label="weight of the second program", y_label=title,
+                title=f"{title} on the way, {length} tokens", y_label=title,
+                x_label="weight of the second program",
                 curves=[
                     Curve("decoded", *([row[one] for row in own] for one in ("mix_weight", key, f"{key}_spread")))
                 ],
@@ -68,10 +79,11 @@ def show(rows: Sequence[Row]) -> Section:
         body = [
             [
                 f"{row['mix_weight']}", spread_around(row["mauve"], row["mauve_spread"]),
+                spread_or_not_measured(row, "mauve_pooled"),
                 spread_around(row["gen_ppl"], row["gen_ppl_spread"]), number(row["entropy"]),
                 number(row["distinct_2"]), f"{row['parse_share']:.0%}", str(row["num_samples"]),
             ]
             for row in own
         ]  # fmt: skip
         blocks += [Picture(f"interpolation-{length}", panels), Table(heads, body, f"Length {length}")]
-    return Section("Interpolation (Fig. 8)", blocks)
+    return Section(TITLE, blocks)

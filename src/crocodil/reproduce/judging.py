@@ -6,17 +6,18 @@ No Gen-PPL without diversity beside it: text that repeats itself has the best Ge
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
+from crocodil.judges import TextScore, bits_per_byte, gen_ppl
 from crocodil.metrics import (
     EmbeddedTexts,
     Measured,
+    TextFeatures,
     bert_score,
-    bits_per_byte,
     distinct_n,
     mauve_by_seed,
     self_repetition,
@@ -26,20 +27,8 @@ from crocodil.metrics import (
 from crocodil.reproduce.rows import Row
 from crocodil.tokenization import Tokenizer
 
-NUM_FOLDS = 4  # parts of the samples from which the spread of Gen-PPL is estimated
 PAIRS_AT_ONCE = 16  # of BERTScore
-
-
-@runtime_checkable
-class TextScore(Protocol):
-    """How surprising a text is to a judge."""
-
-    @property
-    def nats(self) -> float: ...
-    @property
-    def num_tokens(self) -> int: ...
-    @property
-    def num_bytes(self) -> int: ...
+MAUVES = ("mauve", "mauve_pooled")  # by the last token's state, and by the mean over all tokens
 
 
 @runtime_checkable
@@ -49,7 +38,7 @@ class Judge(Protocol):
     @property
     def name(self) -> str: ...
     def scores(self, texts: Sequence[str], *, batch_size: int = 8) -> Sequence[TextScore]: ...
-    def features(self, texts: Sequence[str], *, batch_size: int = 8) -> Tensor: ...
+    def both_features(self, texts: Sequence[str], *, batch_size: int = 8) -> TextFeatures: ...
 
 
 @runtime_checkable
@@ -77,8 +66,11 @@ def load_embedder(name_or_path: str, *, device: str) -> Embedder:
 class Reference:
     """Real programs as the judge sees them, and what is normal for them."""
 
-    features: Tensor
+    features: TextFeatures
     fluency: Row
+
+    def __len__(self) -> int:
+        return len(self.features.last)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,27 +83,39 @@ class Court:
     mauve_buckets: int | None = None
     embedder: Embedder | None = None
     batch_size: int = 8  # of texts that the judge reads at once
+    fewest_for_mauve: int = 0  # texts on each side; of fewer it is left out
 
     def reference(self, texts: Sequence[str]) -> Reference:
         return Reference(self.features(texts), self.fluency(texts))
 
-    def features(self, texts: Sequence[str]) -> Tensor:
-        return self.judge.features(texts, batch_size=self.batch_size)
+    def features(self, texts: Sequence[str]) -> TextFeatures:
+        return self.judge.both_features(texts, batch_size=self.batch_size)
 
     def judged(self, texts: Sequence[str], reference: Reference) -> Row:
-        """Everything that is said about generated texts."""
-        likeness = self.mauve(reference.features, self.features(texts))
-        return {"mauve": likeness.mean, "mauve_spread": likeness.spread, **self.fluency(texts)}
+        """Everything that is said about generated texts; MAUVE is None where there are too few of them."""
+        if min(len(texts), len(reference)) < self.fewest_for_mauve:
+            likeness: Row = {name: None for kind in MAUVES for name in (kind, f"{kind}_spread")}
+        else:
+            likeness = self.likeness(reference.features, self.features(texts))
+        return {**likeness, **self.fluency(texts)}
+
+    def likeness(self, real: TextFeatures, fake: TextFeatures) -> Row:
+        """MAUVE by both kinds of features."""
+        found = {name: self.mauve(*pair) for name, pair in zip(MAUVES, zip(real, fake, strict=True), strict=True)}
+        return {
+            key: value
+            for name, one in found.items()
+            for key, value in ((name, one.mean), (f"{name}_spread", one.spread))
+        }
 
     def fluency(self, texts: Sequence[str]) -> Row:
         """Surprise with its spread, and diversity beside it; bits a byte do not depend on the judge's tokens."""
         scores = [score for score in self.judge.scores(texts, batch_size=self.batch_size) if score.num_tokens]
-        surprise = gen_ppl(scores)
-        nats, num_bytes = sum(score.nats for score in scores), sum(score.num_bytes for score in scores)
+        surprise = gen_ppl(scores) if scores else Measured(math.nan, math.nan)
         return {
             "gen_ppl": surprise.mean,
             "gen_ppl_spread": surprise.spread,
-            "bits_per_byte": bits_per_byte(nats, num_bytes) if num_bytes else math.nan,
+            "bits_per_byte": bits_per_byte(scores) if scores else math.nan,
             **self.looks(texts),
         }
 
@@ -139,15 +143,3 @@ class Court:
             here = slice(start, start + PAIRS_AT_ONCE)
             parts.append(bert_score(self.embedder.embed(references[here]), self.embedder.embed(found[here])).f1)
         return torch.cat(parts).mean().item()
-
-
-def gen_ppl(scores: Sequence[TextScore]) -> Measured:
-    """Perplexity a token over all texts; its spread from that of parts of them."""
-    folds = [part for fold in range(NUM_FOLDS) if (part := scores[fold::NUM_FOLDS])]
-    spread = stdev(map(_perplexity, folds)) / math.sqrt(len(folds)) if len(folds) > 1 else math.nan
-    return Measured(_perplexity(scores), spread)
-
-
-def _perplexity(scores: Sequence[TextScore]) -> float:
-    num_tokens = sum(score.num_tokens for score in scores)
-    return math.exp(sum(score.nats for score in scores) / num_tokens) if num_tokens else math.nan

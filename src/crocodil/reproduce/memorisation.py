@@ -1,17 +1,19 @@
 """Does a model copy? The longest run of tokens that its programs share with training programs."""
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from statistics import fmean
 
 import numpy as np
 
 from crocodil.metrics import Run, longest_training_runs
-from crocodil.reproduce.contests import defaults, method_of
+from crocodil.reproduce.contests import method_of, own_candidate
 from crocodil.reproduce.document import Block, Section, Table, Text, number
 from crocodil.reproduce.generation import methods, named
 from crocodil.reproduce.lab import Lab
 from crocodil.reproduce.rows import Job, Row
 
+TITLE = "Memorisation"
 SHORTEST = 16  # tokens; what is shorter is no run
 LONG = 50  # tokens: a run beyond this is a copy rather than an idiom
 REAL = "real"
@@ -19,7 +21,7 @@ REAL = "real"
 
 def compute(lab: Lab) -> list[Row]:
     """One row for everyone: the training tokens are read once for all."""
-    chosen = defaults(lab.pipe)
+    chosen = {"chosen": {str(method): asdict(own_candidate(lab.pipe, method)) for method in methods(lab.pipe)}}
     job = Job({"at": "default calls"}, lambda: {**chosen, "runs": _measured(lab)}, chosen=chosen)
     return lab.store.compute("memorisation", [job])
 
@@ -75,7 +77,7 @@ def show(rows: Sequence[Row]) -> Section:
     for row in rows:
         body = [_line(who, found) for who, found in row["runs"].items()]
         blocks.append(Table(heads, body, f"Longest shared run in tokens, length {row['length']}"))
-    return Section("Memorisation", blocks)
+    return Section(TITLE, blocks)
 
 
 def _line(who: str, found: Row) -> list[str]:

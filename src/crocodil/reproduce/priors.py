@@ -13,6 +13,7 @@ from crocodil.reproduce.lab import PRIORS, Lab, batch_size, drawn, drawn_given, 
 from crocodil.reproduce.rows import Job, Row, distinct, select
 from crocodil.shapes import TokenIds
 
+TITLE = "Priors over registers (Fig. 9, PRDC of App. E)"
 UNCONDITIONAL, CONDITIONAL = "unconditional", "conditional"
 PRDC_NAMES = ("precision", "recall", "density", "coverage")
 
@@ -42,7 +43,7 @@ def _psnr_row(lab: Lab, name: str, time: float) -> Row:
     for start in range(0, len(texts), size):
         some = texts[start : start + size]
         streams = lab.streams("psnr", len(some), start=start)
-        registers = pipe.encode(some, cut=True)[:, : prior.config.num_registers]
+        registers = pipe.encode(some, cut=True).bank[:, : prior.config.num_registers]
         condition = half_hidden(pipe, some, streams.at("half")) if name == CONDITIONAL else None
         errors = squared_error_by_time(_denoise(lab, prior, condition), registers, [time], streams=streams)
         total += errors[time] * len(some)
@@ -72,7 +73,7 @@ def _prdc_row(lab: Lab, name: str) -> Row:
     else:
         num_steps = pipe.settings.prior_steps
         fake = drawn(pipe, len(texts), seed=lab.seed).registers
-    real = pipe.encode(texts, cut=True)[:, : fake.shape[1]]
+    real = pipe.encode(texts, cut=True).bank[:, : fake.shape[1]]
     found = prdc_per_register(real, fake, nearest=setting.nearest)
     spread = {f"{measure}_spread": value for measure, value in found.spread._asdict().items()}
     return {**found.mean._asdict(), **spread, "num_samples": len(texts), "num_steps": num_steps}
@@ -96,31 +97,37 @@ def show(psnr_rows: Sequence[Row], prdc_rows: Sequence[Row]) -> Section:
             and the higher recall. Its PRDC is a mean over 128 registers, ours over those that the prior draws."""
         ),
     ]
-    for length in distinct(prdc_rows, "length"):
-        blocks += _show_length(select(psnr_rows, length=length), select(prdc_rows, length=length))
-    return Section("Priors over registers (Fig. 9, PRDC of App. E)", blocks)
+    for length in distinct([*psnr_rows, *prdc_rows], "length"):
+        blocks += _show_psnr(select(psnr_rows, length=length), length)
+        blocks += _show_prdc(select(prdc_rows, length=length), length)
+    return Section(TITLE, blocks)
 
 
-def _show_length(psnr_rows: Sequence[Row], prdc_rows: Sequence[Row]) -> list[Block]:
-    length, names = prdc_rows[0]["length"], distinct(prdc_rows, "prior")
+def _show_psnr(rows: Sequence[Row], length: int) -> list[Block]:
+    if not rows:
+        return []
+    names = distinct(rows, "prior")
     panel = Panel(
-        title=f"length {length}", x_label="diffusion time", y_label="PSNR, dB",
+        title=f"Predicted registers, {length} tokens", x_label="diffusion time", y_label="PSNR, dB",
         curves=[
             Curve(name, [row["diffusion_time"] for row in own], [row["psnr"] for row in own])
             for name in names
-            for own in [select(psnr_rows, prior=name)]
+            for own in [select(rows, prior=name)]
         ],
     )  # fmt: skip
     by_time = [
-        [number(time), *(number(row["psnr"]) for row in select(psnr_rows, diffusion_time=time))]
-        for time in distinct(psnr_rows, "diffusion_time")
+        [number(time), *(number(row["psnr"]) for row in select(rows, diffusion_time=time))]
+        for time in distinct(rows, "diffusion_time")
     ]
+    heads = ["diffusion time", *(f"{name}, dB" for name in names)]
+    return [Picture(f"psnr-{length}", [panel]), Table(heads, by_time, f"PSNR, length {length}")]
+
+
+def _show_prdc(rows: Sequence[Row], length: int) -> list[Block]:
+    if not rows:
+        return []
     heads = ["", *(head for name in PRDC_NAMES for head in (name, f"{name}, published")), "samples", "steps"]
-    return [
-        Picture(f"psnr-{length}", [panel]),
-        Table(["diffusion time", *(f"{name}, dB" for name in names)], by_time, f"PSNR, length {length}"),
-        Table(heads, [_prdc_line(row) for row in prdc_rows], f"PRDC, length {length}"),
-    ]
+    return [Table(heads, [_prdc_line(row) for row in rows], f"PRDC, length {length}")]
 
 
 def _printed(mean: float | None, spread: float | None) -> str:

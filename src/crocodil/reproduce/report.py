@@ -8,12 +8,11 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import crocodil
 from crocodil.atomic import whole_file
 from crocodil.figures import can_draw, draw
-from crocodil.pipeline import Method
 from crocodil.processes.plan import TOKENS_A_CALL
 from crocodil.reproduce import (
     ablations,
@@ -66,27 +65,68 @@ def _write(file: Path, text: str) -> None:
 
 
 def report(results: Results) -> list[Section]:
-    """What was measured, in the order of the paper."""
-    real = results["reference"]
-    shown = {
-        "two-sentences": lambda: two_sentences.show(results["two-sentences"]),
-        "demasker": lambda: demasker.show_curves(results["demasker"]),
-        "autoencoder": lambda: autoencoder.show(results["autoencoder"]),
-        "generation": lambda: generation.show(results["generation"], real),
-        "memorisation": lambda: memorisation.show(results["memorisation"]),
-        "noise": lambda: demasker.show_noise(results["noise"]),
-        "interpolation": lambda: interpolation.show(results["interpolation"]),
-        "prdc": lambda: priors.show(results.get("psnr", ()), results["prdc"]),
-        "register-count": lambda: ablations.show_register_count(results["register-count"], real),
-        "refresh": lambda: ablations.show_refresh(results["refresh"], real),
-        "variants": lambda: ablations.show_variants(
-            results["variants"], results.get("variant-autoencoders", ()), real
-        ),
-    }
-    sections = [show() for name, show in shown.items() if name in results]
+    """What was measured, in the order of the paper; what was not is named."""
+    sections = [_section(one, results) for one in _experiments(results)]
     if results.get("generation"):
         sections.append(generation.show_samples(results["generation"]))
     return [_at_a_glance(results), _words(), *sections, _how(results)]
+
+
+class _Experiment(NamedTuple):
+    """A section, from the rows of these names: of the first at least."""
+
+    title: str
+    names: tuple[str, ...]
+    show: Callable[[], Section]
+
+
+def _experiments(results: Results) -> list[_Experiment]:
+    real = results["reference"]
+
+    def rows(name: str) -> Sequence[Row]:
+        return results.get(name, ())
+
+    return [
+        _Experiment(two_sentences.TITLE, ("two-sentences",), lambda: two_sentences.show(rows("two-sentences"))),
+        _Experiment(demasker.CURVES_TITLE, ("demasker",), lambda: demasker.show_curves(rows("demasker"))),
+        _Experiment(autoencoder.TITLE, ("autoencoder",), lambda: autoencoder.show(rows("autoencoder"))),
+        _Experiment(generation.TITLE, ("generation",), lambda: generation.show(rows("generation"), real)),
+        _Experiment(memorisation.TITLE, ("memorisation",), lambda: memorisation.show(rows("memorisation"))),
+        _Experiment(demasker.NOISE_TITLE, ("noise",), lambda: demasker.show_noise(rows("noise"))),
+        _Experiment(interpolation.TITLE, ("interpolation",), lambda: interpolation.show(rows("interpolation"))),
+        _Experiment(priors.TITLE, ("prdc", "psnr"), lambda: priors.show(rows("psnr"), rows("prdc"))),
+        _Experiment(
+            ablations.REGISTER_COUNT_TITLE,
+            ("register-count",),
+            lambda: ablations.show_register_count(rows("register-count"), real),
+        ),
+        _Experiment(ablations.REFRESH_TITLE, ("refresh",), lambda: ablations.show_refresh(rows("refresh"), real)),
+        _Experiment(
+            ablations.VARIANTS_TITLE,
+            ("variants", "variant-autoencoders"),
+            lambda: ablations.show_variants(rows("variants"), rows("variant-autoencoders"), real),
+        ),
+    ]
+
+
+def _section(one: _Experiment, results: Results) -> Section:
+    """The experiment as it shows itself, and what of it is missing."""
+    missing = [name for name in one.names if not results.get(name)]
+    if len(missing) == len(one.names):
+        return Section(one.title, [not_measured(*missing)])
+    shown = one.show()
+    lengths = distinct(results["model"], "length")
+    absent = [not_measured(name) for name in missing]
+    for name in one.names:
+        known = {row["length"] for row in results.get(name, ()) if "length" in row}
+        if known and (others := [length for length in lengths if length not in known]):
+            absent.append(not_measured(name, lengths=others))
+    return Section(shown.title, [*shown.blocks, *absent])
+
+
+def not_measured(*names: str, lengths: Sequence[int] = ()) -> Text:
+    where = f" at length {' and '.join(map(str, lengths))}" if lengths else ""
+    return Text(f"**Not measured{where}**: no rows of `crocodil reproduce {' '.join(names)}`.")
 
 
 def _at_a_glance(results: Results) -> Section:
@@ -118,7 +158,7 @@ def _at_a_glance(results: Results) -> Section:
     blocks.append(_model_table(models))
     blocks += [_base_line(row) for row in models]
     if results.get("generation"):
-        blocks.append(_headline(results))
+        blocks += _headlines(results)
     if not can_draw():
         blocks.append(
             Text("No figures: `pip install 'crocodil[figures]'` and `crocodil reproduce report` draw them.")
@@ -161,30 +201,22 @@ def _base_line(row: Row) -> Text:
             `--base-run` would tell)."""
         )
     fair = "at least the compute" if share >= 1 else "**less compute, which flatters the speed-ups**"
+    with_priors = row.get("base_compute_share_with_priors")
+    counted = "" if with_priors is None else f" ({number(with_priors)} times where the priors count too)"
     return Text(
-        f"""{where}: the base, the one {row["base"]}, was trained with {number(share)} times the compute of the
-        guided model: {fair}."""
+        f"""{where}: the base, the one {row["base"]}, was trained with {number(share)} times the compute of
+        demasker and encoder{counted}: {fair}."""
     )
 
 
-def _headline(results: Results) -> Table:
-    body = []
-    for length, methods in summary(results)["speedup"].items():
-        for method, found in methods.items():
-            if method != Method.BASE:
-                body.append(
-                    [
-                        f"{generation.named(method)}, length {length}",
-                        *(_factor(found, unit) for unit in generation.UNITS),
-                    ]
-                )
-    return Table(["speed-up at the base's quality", "NFE by FLOPs", "the paper's NFE", "seconds"], body)
-
-
-def _factor(found: Mapping[str, float | None], unit: str) -> str:
-    if found["flops"] is None:
-        return "no match"
-    return number(None) if found[unit] is None else f"{number(found[unit])} x"
+def _headlines(results: Results) -> list[Block]:
+    """The speed-ups of every length, in three units; a section of its own says how they are found."""
+    blocks: list[Block] = []
+    for real in results["reference"]:
+        rows = select(results["generation"], length=real["length"])
+        if rows:
+            blocks += generation.speedup_tables(rows, real)
+    return blocks
 
 
 def _words() -> Section:
@@ -192,9 +224,11 @@ def _words() -> Section:
     body = [
         [
             "MAUVE",
-            "do samples as a whole resemble real programs? clusters of a judge's features",
+            "do samples as a whole resemble real programs? clusters of a judge's state at the last token, "
+            "which says most of all how a text ends",
             "higher, up to 1",
         ],
+        ["MAUVE, pooled", "the same by the mean of the judge's states over all tokens", "higher, up to 1"],
         ["Gen-PPL", "how surprised a judge (a causal language model) is by each next token", "lower, if diverse"],
         ["bits per byte", "the same surprise for each byte: in the rows, and independent of tokens", "lower"],
         [
@@ -264,11 +298,12 @@ def _common(models: Sequence[Row], name: str) -> Any:
     return values[0] if len(values) == 1 else values
 
 
-def _speedups(own: Results) -> dict[str, dict[str, float | None]]:
-    """At matched quality, by method and unit; null where no point matches."""
+def _speedups(own: Results, *, a_token: bool = False) -> dict[str, dict[str, float | None]]:
+    """At the base's own best, or at one call a token; by method and unit, null where no point matches."""
     if not own.get("generation"):
         return {}
-    found = generation.speedups_by_unit(own["generation"], own["reference"][0])
+    (real,) = own["reference"]
+    found = generation.speedups_by_unit(own["generation"], real, calls=real["length"] if a_token else None)
     return {method: {unit: generation.factor_of(one) for unit, one in of.items()} for method, of in found.items()}
 
 
@@ -304,7 +339,15 @@ MEASURES: Mapping[str, Callable[[Results], Any]] = {
     "eta": lambda own: own["model"][0]["eta"],
     "coherence": lambda own: own["model"][0]["coherence"],
     "num_samples": lambda own: own["reference"][0]["num_samples"],
+    "base_compute_share": lambda own: {
+        "demasker and encoder": own["model"][0]["base_compute_share"],
+        "with priors": own["model"][0].get("base_compute_share_with_priors"),
+    },
+    "own_best_calls": lambda own: (
+        generation.own_best_calls(own["generation"], own["reference"][0]) if own.get("generation") else None
+    ),
     "speedup": _speedups,
+    "speedup_at_one_call_a_token": partial(_speedups, a_token=True),
     "speedup_by_mauve": _speedups_by_mauve,
     "at_calls": lambda own: {who: row["calls"] for who, row in _points(own).items()},
     "parse_share": partial(_by_method, name="parse_share"),

@@ -26,6 +26,7 @@ from crocodil.reproduce.rows import Job, Row, Store
 from crocodil.samplers import PriorSampling, autoencode, con_then_disc, draw_registers
 from crocodil.seeding import Streams, generator_for
 
+TITLE = "Why registers: two sentences (App. B)"
 WORDS = ["cat", "dog", "meows", "barks", "<s>", ".", "[M]"]
 BEGIN, END, MASK = 4, 5, 6
 # The first token is always given: without one visible token, all positions look alike to the base.
@@ -143,7 +144,7 @@ def show(found: Sequence[Row]) -> Section:
     """App. B, beside what it derives."""
     derived = {"base, both words at once": f"{published.INDEPENDENT_SHARE_WRONG:.0%}"}
     return Section(
-        "Why registers: two sentences (App. B)",
+        TITLE,
         [
             Text(
                 """A world of two sentences, `cat meows` and `dog barks`. A masked diffusion model that reveals

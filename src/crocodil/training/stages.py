@@ -46,15 +46,7 @@ from crocodil.training.validation import (
     gap_of_drawn,
     half_hidden,
 )
-from crocodil.training.work import (
-    LEARNING,
-    PASSING,
-    RESTING,
-    Work,
-    demasker_flops,
-    denoiser_flops,
-    encoder_flops,
-)
+from crocodil.training.work import Work, base_flops, conditional_flops, guided_flops, prior_flops
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,8 +149,7 @@ class BaseStage:
         return self.data.mean_work(self._work)
 
     def _work(self, length: int) -> Work:
-        flops = demasker_flops(self.demasker.config, positions=length, rows=length / 2)  # half is hidden
-        return Work(length, LEARNING * flops)
+        return Work(length, base_flops(self.demasker.config, length=length))
 
     def loss(self, step: int, places: range) -> Tensor:
         return base_loss(
@@ -215,13 +206,15 @@ class GuidedStage:
         return self.data.mean_work(self._work)
 
     def _work(self, length: int) -> Work:
-        backbone = self.demasker.config.backbone
-        positions = length + self.demasker.config.num_registers + 2
-        hidden = self.objective.all_mask_rate + (1 - self.objective.all_mask_rate) / 2
-        demasker = demasker_flops(backbone, positions=positions, rows=hidden * length)
-        encoder = encoder_flops(self.encoder.config, positions=length + self.encoder.config.num_registers)
         adapted = len(self.groups()["demasker"]) < len(list(self.demasker.backbone.parameters()))
-        return Work(length, (PASSING if adapted else LEARNING) * demasker + LEARNING * encoder)
+        flops = guided_flops(
+            self.demasker.config,
+            self.encoder.config,
+            length=length,
+            all_mask_rate=self.objective.all_mask_rate,
+            adapted=adapted,
+        )
+        return Work(length, flops)
 
     def encode(self, tokens: Tensor, hidden: Tensor | None = None) -> Tensor:
         return encode_tokens(self.encoder, tokens, hidden, retokenizer=self.retokenizer)
@@ -279,7 +272,7 @@ class PriorStage:
         return list(self.denoiser.blocks)
 
     def work(self) -> Work:
-        return Work(self.denoiser.config.num_registers, LEARNING * denoiser_flops(self.denoiser.config))
+        return Work(self.denoiser.config.num_registers, prior_flops(self.denoiser.config))
 
     def loss(self, step: int, places: range) -> Tensor:
         return self.loss_of(*self.inputs(step, places))
@@ -336,12 +329,14 @@ class ConditionalPriorStage:
         return self.data.mean_work(self._work)
 
     def _work(self, length: int) -> Work:
-        positions = length + self.encoder.config.num_registers
-        encoder = (LEARNING if self.encoder_learns else RESTING) * encoder_flops(
-            self.encoder.config, positions=positions
+        flops = conditional_flops(
+            self.denoiser.config,
+            self.encoder.config,
+            length=length,
+            bare_rate=self.objective.bare_rate,
+            encoder_learns=self.encoder_learns,
         )
-        denoiser = LEARNING * denoiser_flops(self.denoiser.config)
-        return Work(length, denoiser + (1 - self.objective.bare_rate) * encoder)
+        return Work(length, flops)
 
     def loss(self, step: int, places: range) -> Tensor:
         return self.loss_of(*self.inputs(step, places))

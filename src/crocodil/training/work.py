@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from crocodil.models.demasker import DemaskerConfig
 from crocodil.models.llada import LLaDAConfig
 from crocodil.models.register_denoiser import RegisterDenoiserConfig
 from crocodil.models.register_encoder import RegisterEncoderConfig
@@ -44,6 +45,52 @@ def denoiser_flops(config: RegisterDenoiserConfig) -> float:
     if context:
         block += 2 * width**2 + 2 * context * width
     return 2 * config.num_layers * (count * block + context * 2 * width**2)
+
+
+# ---------------------------------------------------------------- one sample of a stage, forward and backward
+
+
+def base_flops(config: LLaDAConfig, *, length: int) -> float:
+    """Plain masked diffusion: half of the tokens are hidden on average."""
+    return LEARNING * demasker_flops(config, positions=length, rows=length / 2)
+
+
+def guided_flops(
+    demasker: DemaskerConfig,
+    encoder: RegisterEncoderConfig,
+    *,
+    length: int,
+    all_mask_rate: float,
+    adapted: bool = False,
+) -> float:
+    """Algorithm 1: START, registers and END stand before the text; the encoder reads text and registers."""
+    positions = length + demasker.num_registers + 2
+    hidden = all_mask_rate + (1 - all_mask_rate) / 2
+    demasking = demasker_flops(demasker.backbone, positions=positions, rows=hidden * length)
+    encoding = encoder_flops(encoder, positions=length + encoder.num_registers)
+    return (PASSING if adapted else LEARNING) * demasking + LEARNING * encoding
+
+
+def prior_flops(config: RegisterDenoiserConfig) -> float:
+    """Algorithm 5, on registers that were encoded before."""
+    return LEARNING * denoiser_flops(config)
+
+
+def conditional_flops(
+    denoiser: RegisterDenoiserConfig,
+    encoder: RegisterEncoderConfig,
+    *,
+    length: int,
+    bare_rate: float,
+    encoder_learns: bool = False,
+) -> float:
+    """Algorithm 4: the encoder reads the texts of those samples that do not have a bare canvas."""
+    encoding = encoder_flops(encoder, positions=length + encoder.num_registers)
+    read = (LEARNING if encoder_learns else RESTING) * encoding
+    return prior_flops(denoiser) + (1 - bare_rate) * read
+
+
+# ---------------------------------------------------------------- the device
 
 
 def matrix_rate(device: str) -> float:
