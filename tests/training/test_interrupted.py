@@ -274,6 +274,12 @@ def test_registers_of_other_settings_are_refused(corpus, done, tmp_path):
         run_stage("registers", fewer, place)
     with pytest.raises(ValueError, match=r"train-64 holds registers of shape \(\d+, 4, 32\), this run needs"):
         run_stage("prior", fewer, Place(corpus, tmp_path / "run", tmp_path / "run"))
+    with pytest.raises(ValueError, match="registers was made with another corpus: run stage registers"):
+        run_stage(
+            "prior",
+            quick(corpus),
+            Place(another(corpus, tmp_path / "corpus"), tmp_path / "run", tmp_path / "run"),
+        )
     (tmp_path / "run" / "registers" / "valid-64" / "registers.npy").write_bytes(b"damaged")
     with pytest.raises(ValueError, match=r"registers\.npy is damaged"):
         run_stage("prior", quick(corpus), Place(corpus, tmp_path / "run", tmp_path / "run"))
