@@ -29,7 +29,6 @@ from crocodil.training.cached_registers import cache_registers
 from crocodil.training.estimate import estimates
 from crocodil.training.loop import prepare, start, take_step
 from crocodil.training.lora import add_adapters
-from crocodil.training.optimisers import OPTIMISERS
 from crocodil.training.run import Place, Pretrained, base_stage, prior_stage
 from crocodil.training.stages import GuidedStage
 from crocodil.training.work import matrix_rate
@@ -94,7 +93,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--batch", type=int, default=0)
     parser.add_argument("--micro-batches", type=int, default=0)
-    parser.add_argument("--optimiser", default="adamw", choices=OPTIMISERS)
+    parser.add_argument("--optimiser", default="adamw", choices=("adamw", "muon"))
     options = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     rate = matrix_rate(device)

@@ -7,7 +7,7 @@ The corpus takes the model's own vocabulary. Encoder and demasker learn first; t
 registers of the new encoder, as both priors in one. A stopped run goes on when the command is given again.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -15,8 +15,9 @@ from typing import Annotated
 import torch
 import typer
 
+from crocodil.atomic import locked, remove_unfinished
 from crocodil.corpus.build import build
-from crocodil.corpus.shards import Programs
+from crocodil.corpus.shards import CORPUS_FILE, Programs
 from crocodil.distributed import Ranks
 from crocodil.objectives import DemaskerObjective, PriorObjective
 from crocodil.pipeline import Crocodil
@@ -25,7 +26,8 @@ from crocodil.pipeline.settings import BUILTIN, model_folder
 from crocodil.presets.corpora import own_python
 from crocodil.tokenization import Retokenizer
 from crocodil.training.cached_registers import CachedRegisters, cache_registers
-from crocodil.training.loop import LoopConfig, train
+from crocodil.training.loop import LoopConfig, has_begun, train
+from crocodil.training.record import checksum_of, keep_to_record
 from crocodil.training.stages import ConditionalPriorStage, Data, GuidedStage
 
 
@@ -33,12 +35,22 @@ def main(
     source: Annotated[Path, typer.Argument(help="A folder of Python files.")],
     out: Annotated[Path, typer.Option(help="For the corpus, both stages, and the new model.")],
     model: Annotated[str, typer.Option(help="The model to start from: a folder, or builtin.")] = BUILTIN,
-    steps: Annotated[int, typer.Option(help="Of each of the two stages.")] = 1000,
-    batch_size: Annotated[int, typer.Option(help="Programs a step.")] = 32,
+    steps: Annotated[int, typer.Option(min=1, help="Of each of the two stages.")] = 1000,
+    batch_size: Annotated[int, typer.Option(min=1, help="Programs a step.")] = 32,
     learning_rate: Annotated[float, typer.Option(help="The highest; it rises, then falls to 0.")] = 1e-4,
     device: Annotated[str | None, typer.Option(help="cpu or cuda; the accelerator where there is one.")] = None,
 ) -> None:
     """Fine-tune a model on a folder of Python code."""
+    with locked(out):
+        fine_tune(source, out, model, steps, batch_size, learning_rate, device)
+    typer.echo(f"finished: {out / 'model'}")
+
+
+def fine_tune(
+    source: Path, out: Path, model: str, steps: int, batch_size: int, learning_rate: float, device: str | None
+) -> None:
+    if (out / "model").exists():
+        raise ValueError(f"{out / 'model'} exists: models are never overwritten, choose another --out")
     pipe = Crocodil.from_pretrained(model, device=device, dtype=torch.float32)
     if pipe.conditional is None:
         raise ValueError("this model has no conditional prior to start from")
@@ -52,12 +64,12 @@ def main(
         [corpus.programs(name, length=length) for length in pipe.settings.lengths] for name in ("train", "valid")
     )
     data = Data(train=train_split, valid=valid_split, batch_size=batch_size, device=str(pipe.device))
+    sources = {"corpus": checksum_of(corpus.directory / CORPUS_FILE), "model": checksum_of(model_folder(model))}
     guided = guided_stage(pipe, data)
-    learn(guided, loop, out / "guided")
-    learn(conditional_stage(pipe, guided, out / f"registers-{steps}"), loop, out / "conditional")
+    learn(guided, loop, out / "guided", sources)
+    learn(conditional_stage(pipe, guided, out / "guided" / "registers"), loop, out / "conditional", sources)
     # A base and a prior of their own would still be those of the old data.
     replace(pipe, prior=None, base=None).save_pretrained(out / "model")
-    typer.echo(f"finished: {out / 'model'}")
 
 
 def guided_stage(pipe: Crocodil, data: Data) -> GuidedStage:
@@ -77,6 +89,7 @@ def conditional_stage(pipe: Crocodil, guided: GuidedStage, cache: Path) -> Condi
     """Algorithm 4, from the model's denoiser; three quarters of a batch are bare canvases (decision D15)."""
     assert pipe.conditional is not None
     config, data = pipe.conditional.config, guided.data
+    remove_unfinished(cache)
 
     def cached_registers(views: Sequence[Programs], split: str) -> list[CachedRegisters]:
         return [
@@ -103,9 +116,18 @@ def conditional_stage(pipe: Crocodil, guided: GuidedStage, cache: Path) -> Condi
     )
 
 
-def learn(stage: GuidedStage | ConditionalPriorStage, loop: LoopConfig, out: Path) -> None:
-    """Train a stage to its end, and leave its networks with their averaged weights."""
-    state = train(stage, loop, out, ranks=Ranks(device=stage.data.device), resume=(out / "checkpoints").exists())
+def learn(
+    stage: GuidedStage | ConditionalPriorStage, loop: LoopConfig, out: Path, sources: Mapping[str, str]
+) -> None:
+    """Train a stage to its end, and leave its networks with their averaged weights.
+
+    What was stopped goes on with the settings that it began with.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    remove_unfinished(out)
+    remove_unfinished(out / "checkpoints")
+    keep_to_record(out, loop, sources, begun=has_begun(out))
+    state = train(stage, loop, out, ranks=Ranks(device=stage.data.device), resume=True)
     if state.step < loop.num_steps:
         raise SystemExit(f"stopped at step {state.step} of {loop.num_steps}: give the command again to go on")
     with torch.no_grad():
@@ -116,5 +138,5 @@ def learn(stage: GuidedStage | ConditionalPriorStage, loop: LoopConfig, out: Pat
 if __name__ == "__main__":
     try:
         typer.run(main)
-    except ValueError as error:
+    except (ValueError, OSError, ArithmeticError) as error:
         raise SystemExit(f"own_data: {error}") from None

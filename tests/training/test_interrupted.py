@@ -3,11 +3,14 @@
 import json
 import os
 import resource
+import runpy
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,7 +18,9 @@ from safetensors.torch import load_file
 
 from crocodil.atomic import locked, whole_directory
 from crocodil.checkpoints import load_model
+from crocodil.cli.train import assemble
 from crocodil.corpus.shards import Corpus
+from crocodil.pipeline import Crocodil
 from crocodil.presets.changes import changed
 from crocodil.presets.training import tiny
 from crocodil.training import checkpointing
@@ -131,6 +136,32 @@ def test_a_second_process_on_a_stage_is_told_so_and_other_stages_go_on(corpus, t
         assert run_stage("base", quick(corpus), place)
 
 
+def test_the_example_is_given_once_at_a_time(tmp_path):
+    file = Path(__file__).parents[2] / "examples" / "own_data.py"
+    main = runpy.run_path(str(file))["main"]
+    with (
+        locked(tmp_path),
+        pytest.raises(ValueError, match="is in use by another process"),
+    ):
+        main(tmp_path / "code", tmp_path, model="no model")
+
+
+def test_two_that_assemble_at_once_leave_one_whole_model(corpus, done, tmp_path):
+    def make(_):
+        try:
+            assemble(done, corpus.directory, tmp_path / "model")
+        except ValueError as error:
+            return str(error)
+        return ""
+
+    with ThreadPoolExecutor(2) as both:
+        winner, loser = sorted(both.map(make, range(2)))
+    assert winner == ""
+    assert "model exists: " in loser
+    assert Crocodil.from_pretrained(tmp_path / "model", device="cpu")
+    assert not leftovers(tmp_path)
+
+
 def test_a_folder_that_two_make_at_once_is_that_of_the_first(tmp_path):
     target = tmp_path / "model"
 
@@ -243,6 +274,12 @@ def test_registers_of_other_settings_are_refused(corpus, done, tmp_path):
         run_stage("registers", fewer, place)
     with pytest.raises(ValueError, match=r"train-64 holds registers of shape \(\d+, 4, 32\), this run needs"):
         run_stage("prior", fewer, Place(corpus, tmp_path / "run", tmp_path / "run"))
+    with pytest.raises(ValueError, match="registers was made with another corpus: run stage registers"):
+        run_stage(
+            "prior",
+            quick(corpus),
+            Place(another(corpus, tmp_path / "corpus"), tmp_path / "run", tmp_path / "run"),
+        )
     (tmp_path / "run" / "registers" / "valid-64" / "registers.npy").write_bytes(b"damaged")
     with pytest.raises(ValueError, match=r"registers\.npy is damaged"):
         run_stage("prior", quick(corpus), Place(corpus, tmp_path / "run", tmp_path / "run"))

@@ -117,4 +117,7 @@ def test_ranks_share_a_batch_without_gap_or_overlap():
 
 if __name__ == "__main__":
     with ranks("cpu") as all_ranks:
-        train_all(Corpus(sys.argv[1]), Path(sys.argv[2]), all_ranks)
+        corpus, out = Corpus(sys.argv[1]), Path(sys.argv[2])
+        train_all(corpus, out, all_ranks)
+        with pytest.raises(ValueError, match="this stage is finished"):  # the first rank looks, all of them end
+            run_stage("base", short(corpus), Place(corpus, out, out, all_ranks))

@@ -56,6 +56,10 @@ def train(
     if data is None or out is None:
         raise ValueError("--data (a corpus) and --out (the run) are needed")
     from crocodil.corpus.shards import Corpus
+
+    found = Corpus(data)
+    found.require("train", "valid")
+
     from crocodil.devices import checked_device, default_device
     from crocodil.distributed import ranks
     from crocodil.presets.changes import changed
@@ -63,9 +67,7 @@ def train(
     from crocodil.training.run import Place, Pretrained, run_stage
 
     where = checked_device(device or default_device())
-    found = Corpus(data)
     run = changed(preset_of(preset, found, Pretrained(llada=llada, qwen=qwen)), changes or ())
-    found.require("train", "valid")
     with ranks(where) as all_ranks:
         place = Place(found, out, source or out, all_ranks)
         finished = run_stage(stage, run, place, resume=resume, max_minutes=max_minutes)
@@ -122,7 +124,7 @@ def _show_run(directory: Path) -> None:
     for stage, rows in last_values(directory).items():
         console.print(table([(stage,), ("metric", "value"), *rows]))
     for title, plot in curves(directory).items():
-        console.print(f"\n{title}", highlight=False)
+        console.print(f"\n{title}", markup=False, highlight=False)
         console.print(plot, markup=False, highlight=False)
 
 

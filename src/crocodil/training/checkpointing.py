@@ -71,7 +71,8 @@ def restore(state: TrainState, root: Path) -> bool:
 
     Damaged ones are removed, so that they are written anew when their step comes, and count as none that is kept.
     """
-    found, damaged = checkpoints_in(root), []
+    found = checkpoints_in(root)
+    damaged: list[Path] = []
     for directory in reversed(found):
         damage = state.ranks.agree(_damage(directory) if state.ranks.speaks else "")
         if not damage:

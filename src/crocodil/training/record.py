@@ -68,7 +68,7 @@ def selected(fields: Mapping[str, Any], wanted: Iterable[str]) -> dict[str, Any]
 def checksum_of(path: Path) -> str:
     """Of a file, or of a folder: of the checksums that it holds itself, where there are some."""
     own = path / checksums.CHECKSUM_FILE
-    files = [path] if path.is_file() else [own] if own.is_file() else sorted(path.glob("*.*"))
+    files = [path] if path.is_file() else [own] if own.is_file() else sorted(filter(Path.is_file, path.iterdir()))
     total = sha256()
     for file in files:
         total.update(f"{file.name} {checksums.sha256(file)}\n".encode())

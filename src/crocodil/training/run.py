@@ -43,6 +43,7 @@ from crocodil.training.loop import (
 )
 from crocodil.training.lora import LoRA, add_adapters, check_installed, merged
 from crocodil.training.record import STAGE_FILE, checksum_of, flattened, keep_to_record, selected
+from crocodil.training.sealed import read_sealed
 from crocodil.training.stages import BaseStage, ConditionalPriorStage, Data, GuidedStage, PriorStage
 from crocodil.training.warm_start import begin_as_base, check_alike
 
@@ -378,9 +379,22 @@ def _begin(name: str, run: Run, place: Place, *, resume: bool) -> None:
     begun = has_begun(out) or any(out.glob("*/registers.npy"))
     if begun and not resume and name in TRAINED:
         raise ValueError(f"{out} holds a run already: go on with --resume, or choose another --out")
+    if f"registers/{STAGE_FILE}" in _SOURCES[name]:
+        _check_registers(place)
     keep_to_record(out, selected(flattened(run), _FIELDS[name]), _sources(name, place), begun=begun)
     if name in TRAINED:
         _record(run, place.out)
+
+
+def _check_registers(place: Place) -> None:
+    """Registers of another corpus or encoder would pass for those of these programs."""
+    file = place.source / "registers" / STAGE_FILE
+    if not file.exists():
+        return  # an older version made them
+    used = read_sealed(file).get("sources", {})
+    for name, checksum in _sources("registers", place).items():
+        if used.get(name) != checksum:
+            raise ValueError(f"{file.parent} was made with another {name}: run stage registers with another --out")
 
 
 def _sources(name: str, place: Place) -> dict[str, str]:
