@@ -12,7 +12,8 @@ from crocodil.decoding import Decoding, decode
 from crocodil.demasking import Unguided
 from crocodil.pipeline import Given
 from crocodil.pipeline.canvases import masked_canvas
-from crocodil.pipeline.folder import BUILTIN, parts_of
+from crocodil.pipeline.folder import parts_of
+from crocodil.pipeline.settings import BUILTIN
 from crocodil.processes.masking import Allowed, MostConfident, Remask
 from crocodil.processes.plan import DecodePlan
 from crocodil.tokenization import Tokenizer

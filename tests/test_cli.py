@@ -7,9 +7,15 @@ from typing import get_args
 import pytest
 
 from crocodil import __version__
-from crocodil.cli import main
+from crocodil.cli import main, options
+from crocodil.judges.folders import PACKAGED
+from crocodil.pipeline.folder import NETWORKS
+from crocodil.presets.training import ADAPTED, FRESH
 from crocodil.processes.masking import RULES
 from crocodil.processes.plan import RuleName
+from crocodil.reproduce.experiments import NAMES
+from crocodil.reproduce.settings import SETTINGS
+from crocodil.training.run import STAGES
 
 
 def told(capsys, monkeypatch, *arguments):
@@ -80,6 +86,14 @@ finally:
         ["generate", "--model", "nowhere"],
         ["autoencode", "nowhere.py"],
         ["verify"],
+        ["train", "guided", "--preset", "nosuch"],
+        ["train", "guided", "--data", "nowhere", "--out", "out"],
+        ["assemble", "nowhere", "--data", "nowhere", "--out", "out"],
+        ["reproduce", "nosuch"],
+        ["reproduce", "all", "--data", "nowhere"],
+        ["evaluate", "--split", "nosuch"],
+        ["corpus", "show", "nowhere"],
+        ["judges", "install", "nosuch"],
     ],
 )
 def test_what_needs_no_network_is_answered_without_torch(arguments):
@@ -97,5 +111,11 @@ def test_the_version_is_printed(capsys, monkeypatch):
     assert capsys.readouterr().out == f"crocodil {__version__}\n"
 
 
-def test_the_names_of_the_rules_are_those_of_the_command_line():
-    assert list(RULES) == list(get_args(RuleName))
+def test_the_names_on_the_command_line_are_those_of_the_library():
+    assert get_args(RuleName) == tuple(RULES)
+    assert get_args(options.Stage) == STAGES
+    assert get_args(options.Preset) == (*FRESH, *ADAPTED)
+    assert get_args(options.Protocol) == tuple(SETTINGS)
+    assert get_args(options.Network) == tuple(NETWORKS)
+    assert get_args(options.Judge) == tuple(PACKAGED)
+    assert get_args(options.Experiment) == ("all", "report", *NAMES)

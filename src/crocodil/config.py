@@ -66,7 +66,7 @@ def config(cls: type[Class]) -> type[Class]:
 
 
 def read_as(kind: Any, values: Any, source: object) -> Any:
-    """The config, or the value of another type, that JSON values describe; `source` is the file that an error names."""
+    """The config, or another value, that JSON values describe; `source` is the file that an error names."""
     try:
         return TypeAdapter(kind).validate_json(json.dumps(values), strict=True)
     except ValidationError as error:
@@ -96,7 +96,7 @@ def _check_fields(config_class: type, values: dict[str, Any], source: Path) -> N
         raise ValueError(f"{source}: fields of {config_class.__name__} differ: {', '.join(sorted(differ))}")
     for name, value in values.items():
         if dataclasses.is_dataclass(types[name]) and isinstance(value, dict):
-            _check_fields(types[name], value, source)  # type: ignore[arg-type]
+            _check_fields(types[name], value, source)
 
 
 def read_json(file: Path) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from crocodil.cli import options
 from crocodil.cli.root import app, table
 
 judges = typer.Typer(help="Install and list the models that judge text.", no_args_is_help=True)
@@ -13,7 +14,10 @@ app.add_typer(judges, name="judges")
 
 @judges.command()
 def install(
-    names: Annotated[list[str] | None, typer.Argument(help="Which ones; all by default.")] = None,
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(parser=options.checked(options.Judge), metavar="JUDGE", help="Which ones; all by default."),
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(help="A folder for them; $CROCODIL_CACHE/judges or ~/.cache/crocodil/judges.")
     ] = None,

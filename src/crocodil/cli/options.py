@@ -5,7 +5,7 @@ The checks are those of the configs that the values end up in (`crocodil.config`
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, get_args
 
 import typer
 
@@ -48,6 +48,26 @@ def device_name(text: str) -> str:
     if kind not in ("cpu", "cuda") or (index and not (kind == "cuda" and index.isdecimal() and index.isascii())):
         raise typer.BadParameter(f"no device {text!r}: take cpu, cuda or cuda:N")
     return text
+
+
+# Names that are known elsewhere too, where torch is loaded; tests/test_cli.py holds them equal.
+Stage = Literal["base", "guided", "registers", "prior", "conditional"]
+StageOrShow = Literal["base", "guided", "registers", "prior", "conditional", "show"]
+Preset = Literal["tiny", "small", "paper", "paper-plus", "paper-one-gpu"]
+Protocol = Literal["full", "quick", "tiny"]
+Split = Literal["valid", "test"]
+Network = Literal["demasker", "encoder", "prior", "conditional", "condition_encoder", "base"]
+Judge = Literal["smollm2-135m", "minilm-l6-v2"]
+Experiment = Literal[
+    "all", "report",
+    "model", "reference", "demasker", "autoencoder", "generation", "memorisation", "seconds", "cpu-seconds",
+    "noise", "interpolation", "psnr", "prdc", "register-count", "refresh", "variants", "variant-autoencoders",
+    "two-sentences",
+]  # fmt: skip
+
+
+def one_of(names: Any, help: str) -> Any:
+    return typer.Option(parser=checked(names), metavar="|".join(get_args(names)), help=help)
 
 
 Model = Annotated[str, typer.Option(help="A model folder, or builtin.")]

@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from crocodil import config
+from crocodil.cli import options
 from crocodil.cli.root import app
+from crocodil.pipeline.settings import BUILTIN, SETTINGS_FILE, Method, model_folder, read_settings
 
 if TYPE_CHECKING:
     from crocodil.corpus.shards import Corpus
@@ -18,18 +21,23 @@ if TYPE_CHECKING:
 
 Data = Annotated[Path | None, typer.Option(help="The corpus: its held-out programs are what real text is.")]
 JudgeName = Annotated[str, typer.Option(help="A causal language model, for Gen-PPL and MAUVE.")]
-Seed = Annotated[int, typer.Option(help="The same seed gives the same rows.")]
-Device = Annotated[str | None, typer.Option(help="cpu or cuda; the accelerator where there is one.")]
 JUDGE = "smollm2-135m"
 
 
 @app.command()
 def reproduce(
-    experiments: Annotated[list[str], typer.Argument(help="all; some by name; or report, from the files alone.")],
-    preset: Annotated[str, typer.Option(help="full (the paper's protocol), quick or tiny.")] = "full",
+    experiments: Annotated[
+        list[str],
+        typer.Argument(
+            parser=options.checked(options.Experiment),
+            metavar="EXPERIMENT",
+            help="all; some by name; or report, from the files alone.",
+        ),
+    ],
+    preset: Annotated[str, options.one_of(options.Protocol, "full is the paper's protocol.")] = "full",
     model: Annotated[list[str] | None, typer.Option(help="A model folder; several of different lengths.")] = None,
     length: Annotated[
-        list[int] | None, typer.Option(help="Of the canvases; all that the model was trained on by default.")
+        list[int] | None, options.number(config.Length, "Of the canvases; all that the model was trained on.")
     ] = None,
     base: Annotated[
         list[Path] | None,
@@ -48,32 +56,33 @@ def reproduce(
         typer.Option("--paper-steps", help="The priors take the paper's 128 and 32 steps, not the model's own."),
     ] = False,
     out: Annotated[Path, typer.Option(help="Rows, figures and the report.")] = Path("results"),
-    seed: Seed = 0,
-    device: Device = None,
+    seed: options.Seed = 0,
+    device: options.Device = None,
     compiled: Annotated[
         bool, typer.Option("--compiled", help="A minute at first, then faster; some last digits differ.")
     ] = False,
 ) -> None:
     """Compute the paper's tables and figures anew, and write one report. Stopped, it goes on where it was."""
-    from crocodil.reproduce.experiments import NAMES, compute_all, read_all
-    from crocodil.reproduce.report import write_report
-
     if experiments == ["report"]:
+        from crocodil.reproduce.experiments import read_all
+        from crocodil.reproduce.report import write_report
+
         typer.echo(write_report(read_all(out), out))
         return
-    from crocodil.corpus.shards import Corpus
+    _check_tools()
+    corpus = _corpus(data, "valid", "test")
+    for one in model or [BUILTIN]:
+        read_settings(model_folder(one) / SETTINGS_FILE)
+    from crocodil.atomic import locked
     from crocodil.pipeline import Crocodil
+    from crocodil.reproduce.experiments import NAMES, compute_all
     from crocodil.reproduce.lab import Lab, with_base
+    from crocodil.reproduce.report import write_report
     from crocodil.reproduce.settings import setting as setting_of
 
     setting = setting_of(preset)
     if paper_steps:
         setting = setting.with_papers_steps()
-    _check_tools()
-    if data is None:
-        raise ValueError("--data is needed: the corpus whose held-out programs are what real text is")
-    corpus = Corpus(data)
-    corpus.require("valid", "test")
     pipes = [Crocodil.from_pretrained(one, device=device, compiled=compiled) for one in model or ["builtin"]]
     pipes = [with_base(pipe, _each("base", base or (), len(pipes), place)) for place, pipe in enumerate(pipes)]
     # Their blocks stay compiled. What a call reveals would be compiled anew for every candidate of a sweep.
@@ -94,39 +103,33 @@ def reproduce(
         )
         for place, pipe in _at_lengths(pipes, length or ())
     ]
-    results = compute_all(labs, NAMES if experiments == ["all"] else experiments, say=_say)
-    typer.echo(write_report(results, out))
+    with locked(out):
+        results = compute_all(labs, NAMES if experiments == ["all"] else experiments, say=_say)
+        typer.echo(write_report(results, out))
 
 
 @app.command()
 def evaluate(
     model: Annotated[str, typer.Option(help="A model folder, or builtin.")] = "builtin",
     samples: Annotated[Path | None, typer.Option(help="Judge these texts instead: rows with a text.")] = None,
-    method: Annotated[str, typer.Option(help="conwithindisc, conthendisc or base.")] = "conwithindisc",
-    calls: Annotated[
-        int | None, typer.Option(help="Of the demasker; one for every sixteen tokens by default.")
-    ] = None,
-    temperature: Annotated[
-        float | None, typer.Option(help="0 takes the most probable tokens; the model's own by default.")
-    ] = None,
-    rule: Annotated[
-        str | None,
-        typer.Option(
-            help="most confident, noisy confidence, at random, remask, remask by confidence; or the model's own."
-        ),
-    ] = None,
-    count: Annotated[int, typer.Option(help="How many texts; MAUVE takes 200 at least.")] = 256,
-    length: Annotated[int, typer.Option(help="With --samples: of real programs, in tokens.")] = 256,
+    method: options.MethodName = Method.CON_WITHIN_DISC,
+    calls: options.Calls = None,
+    temperature: options.Temperature = None,
+    rule: options.Rule = None,
+    count: Annotated[int, options.number(config.Count, "How many texts; MAUVE takes 200 at least.")] = 256,
+    length: Annotated[int, options.number(config.Length, "With --samples: of real programs, in tokens.")] = 256,
     data: Data = None,
     judge: JudgeName = JUDGE,
-    split: Annotated[str, typer.Option(help="valid to choose by, test to report.")] = "valid",
-    seed: Seed = 0,
-    device: Device = None,
+    split: Annotated[str, options.one_of(options.Split, "valid to choose by, test to report.")] = "valid",
+    seed: options.Seed = 0,
+    device: options.Device = None,
 ) -> None:
     """Judge what `generate` writes with a model, or texts from any other model; prints one row of JSON."""
     import json
 
-    from crocodil.corpus.shards import Corpus
+    corpus = _corpus(data, split)
+    if samples is None:
+        read_settings(model_folder(model) / SETTINGS_FILE)
     from crocodil.reproduce.evaluation import (
         FEWEST_FOR_MAUVE,
         evaluate_model,
@@ -136,16 +139,12 @@ def evaluate(
     )
     from crocodil.reproduce.settings import FULL
 
-    if data is None:
-        raise ValueError("--data is needed: the corpus whose held-out programs are what real text is")
-    corpus = Corpus(data)
-    corpus.require(split)
     if samples is not None:
         texts = read_texts(samples)
         court = replace(_court(corpus, judge, None, FULL, device), fewest_for_mauve=FEWEST_FOR_MAUVE)
         row = evaluate_texts(texts, corpus, court, length=length, split=split, count=len(texts))
     else:
-        from crocodil.pipeline import Crocodil, Method
+        from crocodil.pipeline import Crocodil
 
         pipe = Crocodil.from_pretrained(model, device=device)
         court = replace(_court(corpus, judge, None, FULL, device), fewest_for_mauve=FEWEST_FOR_MAUVE)
@@ -153,7 +152,7 @@ def evaluate(
             pipe,
             corpus,
             court,
-            method=Method(method),
+            method=method,
             calls=calls,
             temperature=temperature,
             rule=rule,
@@ -164,6 +163,16 @@ def evaluate(
     if reason := why_no_mauve(row):
         _say(reason)
     typer.echo(json.dumps(row, ensure_ascii=False))
+
+
+def _corpus(data: Path | None, *splits: str) -> "Corpus":
+    from crocodil.corpus.shards import Corpus
+
+    if data is None:
+        raise ValueError("--data is needed: the corpus whose held-out programs are what real text is")
+    corpus = Corpus(data)
+    corpus.require(*splits)
+    return corpus
 
 
 def _court(corpus: "Corpus", judge: str, embedder: str | None, setting: "Setting", device: str | None) -> "Court":

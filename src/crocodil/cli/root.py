@@ -7,7 +7,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from crocodil import __version__
+import crocodil
 
 app = typer.Typer(
     help="Masked diffusion for language, guided by continuous registers.",
@@ -26,7 +26,7 @@ class Format(StrEnum):
 
 def _version(asked: bool) -> bool:
     if asked:
-        typer.echo(f"crocodil {__version__}")
+        typer.echo(f"crocodil {crocodil.__version__}")
         raise typer.Exit
     return asked
 
@@ -55,8 +55,9 @@ def table(rows: "list[tuple[str, ...]]") -> object:
     return made
 
 
-# What is wrong with the command line itself. New versions of typer carry a click of their own: found by its name.
-_UsageError = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
+# New versions of typer carry a click of their own, so that the class of all usage errors is found by its name.
+_CLICK_ERRORS = [base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException"]
+_UsageError: type[Exception] = _CLICK_ERRORS[0]
 
 
 def main() -> None:

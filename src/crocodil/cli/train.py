@@ -7,6 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
+from crocodil import config
+from crocodil.cli import options
 from crocodil.cli.root import app, table
 
 
@@ -19,9 +21,16 @@ def _above_zero(minutes: float | None) -> float | None:
 
 @app.command()
 def train(
-    stage: Annotated[str, typer.Argument(help="base, guided, registers, prior, conditional; or: show")],
+    stage: Annotated[
+        str,
+        typer.Argument(
+            parser=options.checked(options.StageOrShow),
+            metavar="STAGE",
+            help="base, guided, registers, prior, conditional; or: show",
+        ),
+    ],
     directory: Annotated[Path | None, typer.Argument(help="With show: the directory of a run.")] = None,
-    preset: Annotated[str, typer.Option(help="tiny, small, paper, paper-plus, paper-one-gpu")] = "small",
+    preset: Annotated[str, options.one_of(options.Preset, "The run as a value.")] = "small",
     data: Annotated[Path | None, typer.Option(help="The corpus.")] = None,
     out: Annotated[Path | None, typer.Option(help="The run: each stage has its folder in it.")] = None,
     source: Annotated[
@@ -40,9 +49,7 @@ def train(
     gpus: Annotated[
         int, typer.Option(min=1, max=100_000, help="With --dry-run: how many devices share the run.")
     ] = 1,
-    device: Annotated[
-        str | None, typer.Option(help="cpu, cuda or cuda:N; the accelerator where there is one.")
-    ] = None,
+    device: options.Device = None,
 ) -> None:
     """Train one stage of a run, or show how a run went. On several devices: torchrun -m crocodil.cli train ..."""
     if stage == "show":
@@ -133,25 +140,27 @@ def assemble(
     directory: Annotated[Path, typer.Argument(help="The run, with stage guided finished at least.")],
     data: Annotated[Path, typer.Option(help="The corpus it was trained on.")],
     out: Annotated[Path, typer.Option(help="A new folder for the model.")],
-    without: Annotated[list[str] | None, typer.Option(help="A network to leave out: base, say.")] = None,
+    without: Annotated[
+        list[str] | None, options.one_of(options.Network, "A network to leave out: base, say.")
+    ] = None,
     int8: Annotated[bool, typer.Option("--int8", help="Round matrices to int8: a quarter of the size.")] = False,
-    prior_steps: Annotated[int | None, typer.Option(min=1, help="Of a draw from the prior.")] = None,
-    refresh_steps: Annotated[int | None, typer.Option(min=1, help="Of a draw half way.")] = None,
-    eta: Annotated[float | None, typer.Option(min=0, max=1, help="Of both: 0 is DDIM, 1 all noise anew.")] = None,
-    coherence: Annotated[
-        float | None, typer.Option(min=0, help="Of both: how much registers must fit together; twice the calls.")
-    ] = None,
-    registers: Annotated[
-        int | None, typer.Option(min=1, help="How many of those drawn guide; all by default.")
-    ] = None,
-    rule: Annotated[
-        str | None, typer.Option(help="Which tokens a guided call keeps: remask by confidence, say.")
-    ] = None,
-    temperature: Annotated[float | None, typer.Option(min=0, help="Of generated tokens.")] = None,
-    top_p: Annotated[float | None, typer.Option(min=0, max=1, help="Of generated tokens.")] = None,
+    prior_steps: Annotated[int | None, options.number(config.Steps, "Of a draw from the prior.")] = None,
+    refresh_steps: Annotated[int | None, options.number(config.Steps, "Of a draw half way.")] = None,
+    eta: Annotated[float | None, options.number(config.Share, "Of both: 0 is DDIM, 1 all noise anew.")] = None,
+    coherence: options.Coherence = None,
+    registers: options.Guiding = None,
+    rule: options.Rule = None,
+    temperature: options.Temperature = None,
+    top_p: options.TopP = None,
 ) -> None:
     """Make a model folder of the finished stages of a run; settings that are not given are the paper's."""
     from crocodil.corpus.shards import TOKENIZER_FILE, Corpus
+
+    corpus = Corpus(data)
+    if not directory.is_dir():
+        raise ValueError(f"{directory} holds no run: it is no folder")
+    if out.exists():
+        raise ValueError(f"{out} exists: models are never overwritten, choose another directory")
     from crocodil.pipeline import Crocodil, Settings
     from crocodil.training.run import read_recorded
 
@@ -178,7 +187,7 @@ def assemble(
     qwen = run.pretrained.qwen
     model = Crocodil.assemble(
         found,
-        tokenizer=Corpus(data).directory / TOKENIZER_FILE,
+        tokenizer=corpus.directory / TOKENIZER_FILE,
         encoder_tokenizer=None if qwen is None else qwen / TOKENIZER_FILE,
         settings=settings,
         device="cpu",
@@ -188,8 +197,6 @@ def assemble(
 
 
 def _finished_networks(directory: Path, without: Collection[str]) -> dict[str, Path]:
-    if unknown := sorted(set(without) - set(_NETWORKS)):
-        raise ValueError(f"--without {unknown[0]}: the networks of a model are {', '.join(_NETWORKS)}")
     found = {name: directory / path for name, path in _NETWORKS.items() if name not in without}
     return {name: path for name, path in found.items() if path.exists()}
 
