@@ -359,6 +359,13 @@ def test_a_generation_prints_as_its_texts(pipe):
     assert str(made) == f"{made.texts[0]}\n{'-' * 40}\n{made.texts[1]}"
 
 
+def test_the_example_of_the_docs_runs(folder):
+    text = (Path(__file__).parent.parent / "docs" / "sampling.md").read_text()
+    (block,) = [block for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "Given" in block]
+    block = block.replace("from_pretrained()", f"from_pretrained({str(folder)!r}, device='cpu')")
+    exec(block.replace("generate(8", "generate(2"), {})
+
+
 # ---------------------------------------------------------------- on disk
 
 
