@@ -13,7 +13,7 @@ from torch.nn.functional import one_hot
 
 from crocodil.checkpoints import load_llada
 from crocodil.cost import Cost, Size
-from crocodil.decoding import Decoding, Draw, decode, empty_canvas
+from crocodil.decoding import Decoding, Draw, decode, empty_canvas, settle
 from crocodil.demasking import Guided, Unguided, strengthened
 from crocodil.encoding import encode_checked
 from crocodil.processes.gaussian import block_offsets, ddim_step, ddim_times, walk
@@ -243,9 +243,14 @@ def test_the_loop_equals_the_clear_one_token_for_token_and_call_for_call(case, i
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_where_only_some_tokens_may_stand_the_loop_equals_the_clear_one_and_no_other_is_put(case):
+@pytest.mark.parametrize("settled", [False, True])
+def test_where_only_some_tokens_may_stand_the_loop_equals_the_clear_one_and_no_other_is_put(case, settled):
     how, streams, demask = decoding(**CASES[case]), tiny.streams(6), Guided(tiny.demasker())
     canvas, allowed = empty_canvas(6, how), some_allowed(6)
+    if settled:
+        canvas, cost = settle(demask, canvas, how, allowed, streams=streams)
+        assert torch.equal(canvas != MASK, allowed.row > 0)
+        assert cost == Cost(demasker_calls=1)
     how_else = {"registers": tiny.bank(6), "streams": streams, "allowed": allowed}
     fast, history = watched(demask, canvas, how, **how_else)
     clear = clear_decode(demask, canvas, how, **how_else)
