@@ -274,6 +274,26 @@ def some_allowed(count):
     return Allowed((place < 0.2).long() + 2 * (place > 0.8).long(), tokens)
 
 
+def test_what_is_settled_first_is_seen_by_all_that_follows():
+    tokens = torch.ones(2, VOCAB, dtype=torch.bool)
+    tokens[1] = torch.arange(VOCAB) == 7
+    allowed = Allowed((torch.arange(16) == 0).long().expand(2, -1), tokens)
+    how = decoding(num_calls=1)
+
+    def demask(noisy_tokens, registers, places):
+        assert registers is None
+        wanted = torch.where(noisy_tokens[:, :1] == 7, 1, 2).expand_as(places)  # what follows 7 is 1
+        return 9.0 * one_hot(wanted.flatten(), VOCAB)
+
+    canvas, _ = settle(demask, empty_canvas(2, how), how, allowed, streams=tiny.streams(2))
+    settled, at_once = (
+        decode(demask, start, how, allowed=allowed, streams=tiny.streams(2)).tokens
+        for start in (canvas, empty_canvas(2, how))
+    )
+    assert (settled == torch.tensor([7] + [1] * 15)).all()
+    assert (at_once == torch.tensor([7] + [2] * 15)).all()
+
+
 def test_no_end_comes_before_a_place_where_some_text_must_stand():
     how = decoding(num_calls=8, eos_id=EOS)
     tokens = torch.ones(2, VOCAB, dtype=torch.bool)
