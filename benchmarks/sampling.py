@@ -3,6 +3,7 @@
     python benchmarks/sampling.py --model small --compiled       # one GPU
     python benchmarks/sampling.py --model 8b                     # 8B-shaped, random weights
     python benchmarks/sampling.py --model small --only cpu       # seconds a program on this machine's cores
+    python benchmarks/sampling.py --only cpu-batch               # CPU seconds a text by batch size, built-in model
 
 All networks have random weights: speed does not depend on them. Everything in a row is measured in the same run.
 """
@@ -21,6 +22,7 @@ from crocodil.models.demasker import Demasker, DemaskerConfig
 from crocodil.models.llada import LLaDA, LLaDAConfig
 from crocodil.models.register_denoiser import RegisterDenoiser, RegisterDenoiserConfig
 from crocodil.models.register_encoder import RegisterEncoder, RegisterEncoderConfig
+from crocodil.pipeline import Crocodil
 from crocodil.pipeline.machine import compile_blocks
 from crocodil.presets.models import paper_conditional_prior, paper_demasker, paper_encoder, paper_prior
 from crocodil.processes.masking import AtRandom
@@ -269,20 +271,39 @@ def on_this_cpu(demasker, encoder, prior, conditional) -> None:
             )  # fmt: skip
 
 
+def cpu_time_by_batch(calls: int = 2) -> None:
+    """CPU seconds of a text by the number of texts in a batch, with the built-in model; other work does not count.
+
+    Few calls are enough: each costs the same.
+    """
+    pipe = Crocodil.from_pretrained(device="cpu")
+    pipe.generate(1, calls=1)
+    for batch in CPU_BATCHES:
+        started_at = time.process_time()
+        pipe.generate(batch, method="conthendisc", calls=calls, batch_size=batch, on_call=lambda *_: None)
+        cpu_s = (time.process_time() - started_at) / batch
+        show(
+            what="CPU time by batch", threads=torch.get_num_threads(), batch=batch, calls=calls, cpu_s_a_text=cpu_s
+        )
+
+
 CPU_CALLS = (8, 16, 32)
+CPU_BATCHES = (4, 8, 16, 32, 63)
 MOST_CONFIDENT = Decoding(plan=DecodePlan.one_block(1, 1), mask_id=0).rule
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", choices=["small", "8b"], default="small")
-    parser.add_argument("--only", choices=["loop", "prior", "published", "cpu"])
+    parser.add_argument("--only", choices=["loop", "prior", "published", "cpu", "cpu-batch"])
     parser.add_argument("--compiled", action="store_true")
     parser.add_argument(
         "--length", type=int, nargs="*", default=[256, 512, 1024], help="against the published one"
     )
     parser.add_argument("--batch", type=int, nargs="*", default=[1, 16, 64])
     options = parser.parse_args()
+    if options.only == "cpu-batch":
+        return cpu_time_by_batch()
     device = "cpu" if options.only == "cpu" or not torch.cuda.is_available() else "cuda"
     show(
         device=torch.cuda.get_device_name() if device == "cuda" else "cpu", torch=torch.__version__,

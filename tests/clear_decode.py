@@ -31,6 +31,8 @@ def clear_decode(
 ):
     plan, mask_id, eos_id = decoding.plan, decoding.mask_id, decoding.eos_id
     given = canvas != mask_id
+    if allowed is not None:
+        given = given & (allowed.row == 0)
     first = canvas.shape[1] - plan.length
     tokens, total, costs = canvas, spent, [spent] * len(canvas)
 

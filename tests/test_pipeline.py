@@ -18,10 +18,11 @@ from crocodil.cli.texts import difference, partly_shown
 from crocodil.cost import Cost
 from crocodil.metrics.likelihood import demasking_accuracy
 from crocodil.pipeline import Choices, Crocodil, Given, Method, Settings
+from crocodil.pipeline.canvases import NOTHING
 from crocodil.pipeline.machine import affordable_batch
 from crocodil.pipeline.settings import read_settings
 from crocodil.presets.models import paper_demasker
-from crocodil.processes.masking import AboveThreshold, Remask
+from crocodil.processes.masking import AboveThreshold, AtRandom, Remask
 from crocodil.seeding import Streams
 
 TEXT = "def q1_alpha_0(q1_delta, scale=0):\n    return total\n"
@@ -80,9 +81,64 @@ def test_long_work_says_where_it_stands_unless_the_caller_watches(pipe, capsys):
     ]  # refreshed half way
 
 
+@pytest.mark.parametrize("fractions", [(), (0.5,), (0, 0.5)])
+def test_the_ticks_of_a_batch_are_its_calls_and_the_steps_of_its_priors(pipe, fractions):
+    told, how = [], pipe.decoding(None, 4, Choices())
+    sample = pipe._sample_guided(how, NOTHING, None, None, fractions, None)
+    streams = Streams.of("ticks", samples=range(2))
+    sample(range(2), pipe.canvas(64).expand(2, -1), streams, lambda *_: told.append(1))
+    assert len(told) == 4 + pipe._num_steps(fractions, how)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_prefix_may_be_cut_anywhere_and_stays(pipe, method):
+    """A line break and its indentation are one token, and so are most words: these may go on."""
+    for cut in (1, 5, 21, len(TEXT) - 18, len(TEXT) - 14, len(TEXT) - 1):
+        given = Given(prefix=TEXT[:cut])
+        both = [pipe.generate(3, method=method, calls=4, given=given, batch_size=size) for size in (3, 2)]
+        assert both[0].texts == both[1].texts
+        assert all(text.startswith(TEXT[:cut]) for text in both[0].texts)
+        assert both[0].costs == both[1].costs
+
+
+def test_to_heal_given_text_takes_one_call_more(pipe):
+    healed, fixed = (
+        pipe.generate(2, calls=4, given=Given(prefix=TEXT[:35], heal=heal), choices=Choices(rule=AtRandom()))
+        for heal in (True, False)
+    )
+    assert TEXT[34] == "\n"
+    assert healed.cost.demasker_calls == 5
+    assert fixed.cost.demasker_calls == 4
+
+
+def test_a_refresh_before_the_first_call_is_the_first_draw(pipe):
+    once = pipe.generate(2, calls=4, refresh_fractions=(0,))
+    assert once.cost == Cost(once.cost.demasker_calls, pipe.settings.refresh_steps, 1)
+    assert once.registers is not None
+
+
+def test_a_damaged_network_is_named_and_no_text_comes_out(pipe):
+    def damaged(name):
+        network = copy.deepcopy(getattr(pipe, name))
+        with torch.no_grad():
+            max(network.parameters(), key=torch.numel).fill_(torch.nan)
+        return replace(pipe, **{name: network})
+
+    for name, message in {
+        "demasker": "the demasker's logits", "prior": "the prior's", "conditional": "the prior's",
+        "encoder": "the encoder's",
+    }.items():  # fmt: skip
+        with pytest.raises(FloatingPointError, match=f"{message}.* not finite"):
+            damaged(name).generate(1, calls=4)
+    with pytest.raises(FloatingPointError, match="the demasker's logits are not finite"):
+        damaged("base").generate(1, method="base", calls=4)
+    with pytest.raises(FloatingPointError, match="the encoder's registers are not finite"):
+        damaged("encoder").encode([TEXT])
+
+
 def test_a_batch_is_as_large_as_memory_allows():
     config, cpu = paper_demasker(), torch.device("cpu")
-    assert 256 >= affordable_batch(config, 64, cpu) >= affordable_batch(config, 4096, cpu) >= 1
+    assert 16 >= affordable_batch(config, 64, cpu) >= affordable_batch(config, 4096, cpu) >= 1
     assert affordable_batch(config, 10**7, cpu) == 1
 
 

@@ -13,7 +13,7 @@ from torch.nn.functional import one_hot
 
 from crocodil.checkpoints import load_llada
 from crocodil.cost import Cost, Size
-from crocodil.decoding import Decoding, Draw, decode, empty_canvas
+from crocodil.decoding import Decoding, Draw, decode, empty_canvas, settle
 from crocodil.demasking import Guided, Unguided, strengthened
 from crocodil.encoding import encode_checked
 from crocodil.processes.gaussian import block_offsets, ddim_step, ddim_times, walk
@@ -243,9 +243,14 @@ def test_the_loop_equals_the_clear_one_token_for_token_and_call_for_call(case, i
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_where_only_some_tokens_may_stand_the_loop_equals_the_clear_one_and_no_other_is_put(case):
+@pytest.mark.parametrize("settled", [False, True])
+def test_where_only_some_tokens_may_stand_the_loop_equals_the_clear_one_and_no_other_is_put(case, settled):
     how, streams, demask = decoding(**CASES[case]), tiny.streams(6), Guided(tiny.demasker())
     canvas, allowed = empty_canvas(6, how), some_allowed(6)
+    if settled:
+        canvas, cost = settle(demask, canvas, how, allowed, streams=streams)
+        assert torch.equal(canvas != MASK, allowed.row > 0)
+        assert cost == Cost(demasker_calls=1)
     how_else = {"registers": tiny.bank(6), "streams": streams, "allowed": allowed}
     fast, history = watched(demask, canvas, how, **how_else)
     clear = clear_decode(demask, canvas, how, **how_else)
@@ -267,6 +272,26 @@ def some_allowed(count):
     tokens[1] = torch.arange(VOCAB) % 13 == 1
     tokens[2] = torch.arange(VOCAB) % 2 == 0
     return Allowed((place < 0.2).long() + 2 * (place > 0.8).long(), tokens)
+
+
+def test_what_is_settled_first_is_seen_by_all_that_follows():
+    tokens = torch.ones(2, VOCAB, dtype=torch.bool)
+    tokens[1] = torch.arange(VOCAB) == 7
+    allowed = Allowed((torch.arange(16) == 0).long().expand(2, -1), tokens)
+    how = decoding(num_calls=1)
+
+    def demask(noisy_tokens, registers, places):
+        assert registers is None
+        wanted = torch.where(noisy_tokens[:, :1] == 7, 1, 2).expand_as(places)  # what follows 7 is 1
+        return 9.0 * one_hot(wanted.flatten(), VOCAB)
+
+    canvas, _ = settle(demask, empty_canvas(2, how), how, allowed, streams=tiny.streams(2))
+    settled, at_once = (
+        decode(demask, start, how, allowed=allowed, streams=tiny.streams(2)).tokens
+        for start in (canvas, empty_canvas(2, how))
+    )
+    assert (settled == torch.tensor([7] + [1] * 15)).all()
+    assert (at_once == torch.tensor([7] + [2] * 15)).all()
 
 
 def test_no_end_comes_before_a_place_where_some_text_must_stand():

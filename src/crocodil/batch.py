@@ -46,6 +46,8 @@ class Batch:
         numbers = torch.arange(len(canvas), device=canvas.device)
         step_size = 1 if canvas.device.type == "cpu" else -(-len(canvas) // BATCH_SIZES)
         given = canvas != mask_id
+        if allowed is not None:  # what was put there may be another token in the end
+            given = given & ~allowed.restricted()
         return cls(numbers, canvas, given, allowed, registers, streams, mask_id, canvas, registers, step_size)
 
     def masked(self) -> Positions:

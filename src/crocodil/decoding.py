@@ -20,7 +20,7 @@ from crocodil.batch import Batch
 from crocodil.config import Guidance, Temperature, TokenId, TopP, config
 from crocodil.cost import NO_COST, Cost, Ledger
 from crocodil.demasking import Demask, strengthened
-from crocodil.finite import check_all
+from crocodil.finite import check_all, check_finite
 from crocodil.processes.masking import (
     AboveThreshold,
     Allowed,
@@ -271,6 +271,24 @@ PLAIN = Engine()
 
 
 @torch.no_grad()
+def settle(
+    demask: Demask, canvas: TokenIds, decoding: Decoding, allowed: Allowed, *, streams: Streams
+) -> tuple[TokenIds, Cost]:
+    """Put tokens where only some are allowed, by one call without registers, before anything else is found.
+
+    Tokens that are found together do not see each other: with the last word of a prompt still masked, what follows
+    would go on from another word, and registers would be drawn for it.
+    """
+    open_places = allowed.restricted() & (canvas == decoding.mask_id)
+    places = _places(open_places, int(open_places.sum(dim=1).max()))
+    row_logits = demask(canvas, None, places.clamp(max=canvas.shape[1] - 1))
+    given = canvas != decoding.mask_id
+    proposal = _propose(decoding, row_logits, places, canvas, given, streams.at("settle"), allowed)
+    check_finite(proposal.log_prob, "the demasker's logits")
+    return _put(canvas, places, proposal.tokens), Cost(demasker_calls=1)
+
+
+@torch.no_grad()
 def decode(
     demask: Demask,
     canvas: TokenIds,
@@ -287,7 +305,8 @@ def decode(
 ) -> Samples:
     """Fill the masked positions of `canvas`: the green lines of Algorithms 2, 3 and 6.
 
-    Tokens on the canvas are given and stay; `allowed` says where only some may be put. The plan covers the last
+    Tokens on the canvas are given and stay; `allowed` says where only some may be put, and a token that is there
+    already may be replaced by another of them if the rule hides it again. The plan covers the last
     `plan.length` positions; what stands before them is a prompt. `refresh` renews the registers before the calls
     in `refresh_at`; before call 0 it draws the first. `spent` is what the registers have cost already; `on_call`
     sees the canvas after every call. A sample depends on its own row and streams alone, never on its batch.
@@ -303,7 +322,8 @@ def decode(
     first = _first_planned(canvas == decoding.mask_id, decoding.plan)
     batch = Batch.of(canvas, registers, streams, mask_id=decoding.mask_id, allowed=allowed)
     ledger, finite = Ledger(canvas, spent), _Finite()
-    num_rows = rows_by_call(canvas[:, first:], decoding)
+    hideable = canvas if allowed is None else canvas.masked_fill(allowed.restricted(), decoding.mask_id)
+    num_rows = rows_by_call(hideable[:, first:], decoding)
     calls = torch.tensor(
         [(c.index, first + c.block_start, first + c.block_end, c.calls_left) for c in decoding.plan.calls()],
         device=canvas.device,

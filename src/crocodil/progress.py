@@ -57,11 +57,12 @@ def _bar(what: str, total: int, unit: str, console: Console, worth_s: float) -> 
     )
     bars = Progress(*columns, console=console)
     task = bars.add_task(what, total=total, note="")
-    started_at = time.monotonic()
+    started_at, done = time.monotonic(), 0.0
 
     def advance(count: float = 1, note: str = "") -> None:
-        done = _sum(bars.tasks[task].completed, count)
-        bars.update(task, completed=done, note=note)
+        nonlocal done
+        done += count
+        bars.update(task, completed=_rounded(done), note=note)
         elapsed_s = time.monotonic() - started_at
         # A first step is often slow: nothing is expected of it.
         if not bars.live.is_started and elapsed_s > worth_s / 6 and elapsed_s * total > worth_s * done:
@@ -81,14 +82,14 @@ def _lines(what: str, total: int, unit: str, console: Console) -> Iterator[Advan
 
     def advance(count: float = 1, note: str = "") -> None:
         nonlocal done, last_line_at
-        done = _sum(done, count)
+        done += count
         now = time.monotonic()
-        if done >= total or now - last_line_at > SECONDS_BETWEEN_LINES:
+        if _rounded(done) >= total or now - last_line_at > SECONDS_BETWEEN_LINES:
             last_line_at = now
             per_s = done / max(now - started_at, 1e-9)
             left_s = (total - done) / max(per_s, 1e-9)
             console.print(
-                f"{what}: {int(done)}/{total} {unit}, {rate(per_s, unit)}, {left_s:,.0f} s left {note}",
+                f"{what}: {int(_rounded(done))}/{total} {unit}, {rate(per_s, unit)}, {left_s:,.0f} s left {note}",
                 highlight=False,
                 markup=False,
             )
@@ -96,9 +97,9 @@ def _lines(what: str, total: int, unit: str, console: Console) -> Iterator[Advan
     yield advance
 
 
-def _sum(done: float, count: float) -> float:
-    """Parts of a whole add up to it."""
-    return round(done + count, 6)
+def _rounded(done: float) -> float:
+    """Seven sevenths are one."""
+    return round(done, 6)
 
 
 class _Speed(ProgressColumn):

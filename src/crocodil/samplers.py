@@ -157,16 +157,21 @@ def con_within_disc(
     allowed: Allowed | None = None,
     streams: Streams,
     refresh_fractions: Collection[float] = (0.5,),
+    spent: Cost = NO_COST,
     on_call: OnCall | None = None,
     engine: Engine = PLAIN,
 ) -> Samples:
     """Algorithm 3: as Algorithm 2, and the registers are drawn again, given the tokens found so far.
 
     `refresh_fractions` of the calls are made before each refresh; one half way is what the paper ran
-    (decision D9). A refresh before the first call draws the first registers: the prior draws none.
+    (decision D9). A refresh before the first call draws the first registers: the prior draws none. `spent` is
+    what the canvas has cost already.
     """
     refresh_at = refresh_calls(refresh_fractions, decoding.plan.num_calls)
-    registers, spent = (None, NO_COST) if 0 in refresh_at else draw(streams.at("prior"))
+    registers = None
+    if 0 not in refresh_at:
+        registers, cost = draw(streams.at("prior"))
+        spent = spent + cost
     return decode(
         demask,
         canvas,

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from crocodil import samplers
 from crocodil.checkpoints import Device, StrPath
-from crocodil.cost import Cost
-from crocodil.decoding import Decoding, Draw, Engine, OnCall, Samples, decode
-from crocodil.demasking import Guided, Unguided
+from crocodil.cost import NO_COST, Cost
+from crocodil.decoding import Decoding, Draw, Engine, OnCall, Samples, decode, settle
+from crocodil.demasking import Demask, Guided, Unguided
 from crocodil.devices import default_device, default_dtype
 from crocodil.encoding import encode_checked
 from crocodil.models.demasker import Demasker
@@ -297,15 +297,31 @@ class Crocodil:
 
     def _sample_base(self, decoding: Decoding, allowed: Allowed | None, on_call: OnCall | None) -> Sample:
         demask = Guided(self.demasker) if self.base is None else Unguided(self.base)
-        return lambda places, canvas, streams, tick: decode(
-            demask,
-            canvas,
-            decoding,
-            allowed=None if allowed is None else allowed.repeated(len(places)),
-            streams=streams,
-            on_call=on_call or tick,
-            engine=self.engine,
-        )
+
+        def sample(places: range, canvas: TokenIds, streams: Streams, tick: Tick) -> Samples:
+            canvas, own, spent = self._settled(demask, canvas, decoding, allowed, streams)
+            return decode(
+                demask,
+                canvas,
+                decoding,
+                allowed=own,
+                streams=streams,
+                spent=spent,
+                on_call=on_call or tick,
+                engine=self.engine,
+            )
+
+        return sample
+
+    def _settled(
+        self, demask: Demask, canvas: TokenIds, decoding: Decoding, allowed: Allowed | None, streams: Streams
+    ) -> tuple[TokenIds, Allowed | None, Cost]:
+        """Canvases on which given text is whole again, and which tokens may stand where it was healed."""
+        if allowed is None:
+            return canvas, None, NO_COST
+        own = allowed.repeated(len(canvas))
+        tokens, spent = settle(demask, canvas, decoding, own, streams=streams)
+        return tokens, own, spent
 
     def _sample_guided(
         self,
@@ -330,18 +346,24 @@ class Crocodil:
         def redraw(tokens: TokenIds, streams: Streams, tick: Tick) -> Draw:
             return self.draw_given(tokens, streams, num_steps=settings.refresh_steps, on_step=tick).first(kept)
 
-        return lambda places, canvas, streams, tick: samplers.con_within_disc(
-            lambda drawn: draw(canvas, drawn, tick),
-            lambda tokens, drawn: redraw(tokens, drawn, tick),
-            Guided(self.demasker),
-            canvas,
-            decoding,
-            allowed=None if allowed is None else allowed.repeated(len(places)),
-            streams=streams,
-            refresh_fractions=refresh_fractions,
-            on_call=on_call or tick,
-            engine=self.engine,
-        )
+        def sample(places: range, canvas: TokenIds, streams: Streams, tick: Tick) -> Samples:
+            demask = Guided(self.demasker)
+            canvas, own, spent = self._settled(demask, canvas, decoding, allowed, streams)
+            return samplers.con_within_disc(
+                lambda drawn: draw(canvas, drawn, tick),
+                lambda tokens, drawn: redraw(tokens, drawn, tick),
+                demask,
+                canvas,
+                decoding,
+                allowed=own,
+                streams=streams,
+                refresh_fractions=refresh_fractions,
+                spent=spent,
+                on_call=on_call or tick,
+                engine=self.engine,
+            )
+
+        return sample
 
     # ------------------------------------------------------------ registers from the priors
 

@@ -11,6 +11,7 @@ from crocodil.graphs import Recorder
 from crocodil.models.demasker import DemaskerConfig
 
 LARGEST_BATCH = 256  # beyond it nothing gets faster
+LARGEST_CPU_BATCH = 16  # beyond it a text takes more CPU time (docs/sampling.md)
 MOST_VARIANTS = 64  # of what a call reveals, compiled
 
 
@@ -33,11 +34,12 @@ def engine_for(device: torch.device, *, compiled: bool) -> Engine:
 
 
 def affordable_batch(config: DemaskerConfig, length: int, device: torch.device) -> int:
-    """How many samples of this length fit into half of the memory that is free.
+    """How many samples of this length fit into half of the memory that is free; no more than pays.
 
     A sample takes four float32 copies of its logits at most (tempered, sorted, summed, noisy), and at each
     position of the demasker sixteen vectors and its row of every head's attention.
     """
     backbone, positions = config.backbone, length + config.num_registers + 2
     floats = 4 * length * backbone.vocab_size + positions * (16 * backbone.width + positions * backbone.num_heads)
-    return min(max(1, free_memory(device) // 2 // (4 * floats)), LARGEST_BATCH)
+    most = LARGEST_CPU_BATCH if device.type == "cpu" else LARGEST_BATCH
+    return min(max(1, free_memory(device) // 2 // (4 * floats)), most)

@@ -1,0 +1,51 @@
+import re
+import time
+
+import pytest
+
+from crocodil.pipeline.batches import _Ticks
+from crocodil.progress import progress
+
+
+def work(worth_s, **choices):
+    with progress("sampling", 3, unit="texts", worth_s=worth_s, **choices) as advance:
+        ticks = _Ticks(advance, 3, num_ticks=7)
+        for _ in range(5):
+            time.sleep(0.01)
+            ticks()
+        ticks.finish()
+
+
+@pytest.fixture
+def screen(monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "200")
+
+
+def test_a_bar_moves_within_a_batch_and_says_how_long_still(screen, capsys):
+    work(worth_s=0.02)
+    shown = capsys.readouterr().err
+    assert re.search(r"sampling.*[012]/3.*ETA", shown)
+    assert "3/3" in shown
+
+
+def test_work_that_is_expected_to_be_short_has_no_bar(screen, capsys):
+    work(worth_s=1000.0)
+    assert capsys.readouterr().err == ""
+
+
+def test_where_there_is_no_screen_a_line_is_written_or_none(capsys):
+    work(worth_s=0.02)
+    assert "sampling: 3/3 texts" in capsys.readouterr().err
+    work(worth_s=0.02, lines=False)
+    assert capsys.readouterr().err == ""
+
+
+def test_calls_that_were_not_needed_count_as_done_and_a_batch_is_never_more_than_done():
+    moved = []
+    ticks = _Ticks(lambda count=1, note="": moved.append(count), 3, num_ticks=4)
+    for _ in range(9):
+        ticks()
+    assert sum(moved) < 3
+    ticks.finish()
+    assert sum(moved) == pytest.approx(3)
