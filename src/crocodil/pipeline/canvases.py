@@ -68,7 +68,7 @@ def split_to_fit(text: str, tokenizer: Tokenizer, *, length: int) -> list[str]:
         while not text.startswith(piece):  # cut inside a character
             piece = piece[:-1]
         if rest:
-            piece = piece[: piece.rfind("\n") + 1] or piece
+            piece = piece[: piece.rfind("\n") + 1] or piece or text[0]
         pieces.append(piece)
         text = text[len(piece) :]
     return pieces
