@@ -15,6 +15,7 @@ from crocodil.objectives import (
     prior_loss,
     sample_visible_registers,
 )
+from crocodil.processes.gaussian import shifted_time
 from crocodil.seeding import generator_for
 
 
@@ -161,6 +162,16 @@ def test_without_offsets_all_registers_share_one_time_and_with_them_later_ones_a
     assert torch.equal(times["now"], times["now"][:, :1].expand(-1, NUM_REGISTERS))
     prior_loss(denoiser, registers, objective=PriorObjective(), streams=tiny.streams(200))
     assert (times["now"][:, 0] < times["now"][:, -1]).float().mean() > 0.8
+
+
+def test_a_time_shift_trains_a_prior_on_noisier_registers_and_their_times_say_so():
+    denoiser, registers, seen = tiny.denoiser(), tiny.bank(200), {}
+    denoiser.register_forward_pre_hook(lambda module, args: seen.update(noisy=args[0], time=args[1]))
+    prior_loss(denoiser, registers, objective=PriorObjective(), streams=tiny.streams(200))
+    plain = dict(seen)
+    prior_loss(denoiser, registers, objective=PriorObjective(time_shift=3.0), streams=tiny.streams(200))
+    assert torch.allclose(seen["time"], shifted_time(plain["time"], shift=3.0))
+    assert (seen["noisy"] - registers).square().mean() > 1.2 * (plain["noisy"] - registers).square().mean()
 
 
 def test_algorithm_4_conditions_on_visible_tokens_only_and_drops_the_condition_at_its_rate():

@@ -234,6 +234,15 @@ def test_the_settings_say_how_much_noise_of_a_draw_is_fresh(pipe):
         replace(pipe.settings, eta=1.5)
 
 
+def test_the_settings_say_through_which_times_registers_are_drawn(pipe):
+    shifted = replace(pipe, settings=replace(pipe.settings, time_shift=3.0))
+    streams = Streams.of("here", samples=range(3))
+    plain, other = (one.draw(streams, length=64).registers for one in (pipe, shifted))
+    assert not torch.allclose(plain, other, atol=1e-2)
+    with pytest.raises(ValueError, match="time_shift should be greater than 0, not 0"):
+        replace(pipe.settings, time_shift=0)
+
+
 def test_the_settings_say_which_tokens_are_kept_and_how_far_registers_fit_together(pipe):
     own = replace(pipe, settings=replace(pipe.settings, coherence=2.0, rule="remask", temperature=0.0))
     made = own.generate(2, calls=4, length=64)
@@ -528,10 +537,10 @@ def test_a_model_that_is_none_is_one_line(folder, tmp_path):
 def test_a_folder_that_is_older_than_a_setting_is_read_as_it_was(folder, tmp_path):
     about = json.loads((folder / "crocodil.json").read_text())
     file = tmp_path / "crocodil.json"
-    older = {name: value for name, value in about.items() if name not in ("coherence", "rule")}
+    older = {name: value for name, value in about.items() if name not in ("coherence", "rule", "time_shift")}
     file.write_text(json.dumps(older))
     assert read_settings(file) == replace(
-        read_settings(folder / "crocodil.json"), coherence=0.0, rule="most confident"
+        read_settings(folder / "crocodil.json"), coherence=0.0, rule="most confident", time_shift=1.0
     )
     file.write_text(json.dumps(older | {"colour": "green"}))
     with pytest.raises(ValueError, match="fields of Settings differ: colour"):

@@ -16,7 +16,7 @@ from crocodil.cost import Cost, Size
 from crocodil.decoding import Decoding, Draw, decode, empty_canvas, settle
 from crocodil.demasking import Guided, Unguided, strengthened
 from crocodil.encoding import encode_checked
-from crocodil.processes.gaussian import block_offsets, ddim_step, ddim_times, walk
+from crocodil.processes.gaussian import block_offsets, ddim_step, ddim_times, shifted_time, walk
 from crocodil.processes.masking import (
     AboveThreshold,
     Allowed,
@@ -571,6 +571,18 @@ def test_every_step_of_a_draw_is_told():
         tiny.denoiser(), SAMPLING, streams=tiny.streams(2), on_step=lambda step, of: told.append((step, of))
     )
     assert told == [(step, 8) for step in range(1, 9)]
+
+
+def test_registers_are_drawn_through_the_shifted_times_of_training():
+    denoiser, seen = tiny.denoiser(), []
+    denoiser.register_forward_pre_hook(lambda module, args: seen.append(args[1]))
+    draw_registers(denoiser, SAMPLING, streams=tiny.streams(2))
+    plain = seen.copy()
+    seen.clear()
+    draw_registers(denoiser, replace(SAMPLING, time_shift=2.5), streams=tiny.streams(2))
+    assert len(seen) == len(plain)
+    for shifted, time in zip(seen, plain, strict=True):
+        assert torch.allclose(shifted, shifted_time(time, shift=2.5))
 
 
 @pytest.mark.parametrize("self_conditioned", [False, True])

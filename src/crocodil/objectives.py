@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from crocodil.config import Amount, Cosine, Share, config
+from crocodil.config import Amount, Cosine, Positive, Share, config
 from crocodil.models.demasker import Demasker
 from crocodil.models.llada import LLaDA
 from crocodil.models.register_denoiser import RegisterDenoiser
@@ -58,6 +58,7 @@ class PriorObjective:
     """The choices inside Algorithms 4 and 5."""
 
     largest_offset: Share = 0.1  # of the block offsets (decision D4); 0 trains without them (App. G)
+    time_shift: Positive = 1.0  # above 1 more of the diffusion times are noisy, below 1 fewer (`shifted_time`)
     condition_drop_rate: Share = 0.1  # how often Algorithm 4 shows the null condition (decision D15)
     given_rate: Share = 0.25  # how often only a prefix, a suffix or both are visible (D24); 0 in the paper
     bare_rate: Share = 0.0  # share of a batch with a bare canvas: one denoiser is then both priors (D15)
@@ -198,6 +199,7 @@ def _diffuse(
     """z_s and the effective time of every register."""
     num_registers, width = registers.shape[1:]
     offsets = block_offsets(block_index(num_registers, registers.device), largest=objective.largest_offset)
-    time = effective_time(sample_base_time(offsets, streams=streams.at("time")), offsets)
+    base_time = sample_base_time(offsets, streams=streams.at("time"))
+    time = effective_time(base_time, offsets, shift=objective.time_shift)
     noise = streams.at("noise").normal(num_registers, width)
     return add_noise(registers, time, noise), time

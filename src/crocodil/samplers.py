@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from crocodil.config import Coherence, Share, Steps, Width, config
+from crocodil.config import Coherence, Positive, Share, Steps, Width, config
 from crocodil.cost import NO_COST, Cost
 from crocodil.decoding import PLAIN, Decoding, Draw, Engine, OnCall, Refresh, Samples, decode
 from crocodil.demasking import Demask
@@ -35,6 +35,7 @@ class PriorSampling:
     register_width: Width
     num_steps: Steps = 128  # Sec. 5; 32 for the conditional prior
     largest_offset: Share = 0.1  # as in training (decision D4)
+    time_shift: Positive = 1.0  # as in training
     eta: Share = 0.0
     self_conditioned: bool = False  # the denoiser sees its guess of the step before (decision D25)
     coherence: Coherence = 0.0  # away from registers that do not see each other (D33); twice the calls
@@ -77,7 +78,8 @@ def draw_registers(
             on_step(steps_done, sampling.num_steps)
         return stepped
 
-    registers = normalise(walk(step, noise, times, offsets=offsets, eta=sampling.eta, streams=streams))
+    drawn = walk(step, noise, times, offsets=offsets, shift=sampling.time_shift, eta=sampling.eta, streams=streams)
+    registers = normalise(drawn)
     check_finite(registers, "the prior's registers")
     return Draw(registers, Cost(denoiser_calls=sampling.num_calls))
 

@@ -10,6 +10,7 @@ from crocodil.processes.gaussian import (
     ddim_times,
     effective_time,
     sample_base_time,
+    shifted_time,
     signal_and_noise_level,
 )
 from crocodil.processes.registers import block_index
@@ -53,6 +54,25 @@ def test_later_blocks_are_never_less_noisy_and_every_block_sees_the_whole_range(
         assert torch.histc(register, bins=10, min=0, max=1).min() > 1500
     inside = (time > 0).all(dim=1) & (time < 1).all(dim=1)
     assert torch.allclose(time[inside].diff(dim=1), OFFSETS.diff().expand(int(inside.sum()), -1), atol=1e-6)
+
+
+def test_a_shift_keeps_both_ends_and_the_order_of_times_and_its_inverse_undoes_it():
+    time = torch.linspace(0, 1, 101)[None]
+    assert torch.equal(shifted_time(time, shift=1.0), time)
+    noisier = shifted_time(time, shift=3.0)
+    assert (noisier[0, 0], noisier[0, -1]) == (0, 1)
+    assert (noisier.diff() > 0).all()
+    assert noisier[0, 50].item() == pytest.approx(0.75)
+    assert torch.allclose(shifted_time(noisier, shift=1 / 3), time, atol=1e-6)
+    with pytest.raises(ValueError, match="positive number, not 0"):
+        shifted_time(time, shift=0.0)
+
+
+def test_later_blocks_stay_the_noisier_ones_under_a_shift():
+    base = sample_base_time(OFFSETS, streams=tiny.streams(1000))
+    time = effective_time(base, OFFSETS, shift=0.4)
+    assert (time.diff(dim=1) >= 0).all()
+    assert time.mean() < effective_time(base, OFFSETS).mean() - 0.1
 
 
 @pytest.mark.parametrize("offsets", [NO_OFFSETS, OFFSETS])

@@ -182,6 +182,7 @@ def assemble(
         length=run.lengths[0],
         lengths=run.lengths,
         largest_offset=run.prior_objective.largest_offset,
+        time_shift=run.prior_objective.time_shift,
         **{name: value for name, value in asked.items() if value is not None},
     )
     qwen = run.pretrained.qwen

@@ -87,6 +87,7 @@ class Priors:
             register_width=prior.config.register_width,
             num_steps=num_steps,
             largest_offset=self.settings.largest_offset,
+            time_shift=self.settings.time_shift,
             eta=self.settings.eta,
             coherence=self.settings.coherence,
             self_conditioned=prior.config.self_conditioned,

@@ -8,6 +8,7 @@ from crocodil.config import (
     Coherence,
     Guidance,
     Length,
+    Positive,
     Share,
     Steps,
     Temperature,
@@ -37,7 +38,7 @@ class Method(StrEnum):
 
 
 # Settings that are younger than some folders, with what was so without them.
-YOUNGER = {"coherence": 0.0, "rule": "most confident"}
+YOUNGER = {"coherence": 0.0, "rule": "most confident", "time_shift": 1.0}
 
 
 @config
@@ -47,6 +48,7 @@ class Settings:
     length: Length  # of a canvas in tokens, unless another is asked for
     lengths: tuple[Length, ...] = ()  # of all canvases it was trained on; none: of that length alone
     largest_offset: Share = 0.1  # of the priors' block offsets, as in training (decision D4)
+    time_shift: Positive = 1.0  # of the priors' diffusion times, as in training
     prior_steps: Steps = 128  # Sec. 5
     refresh_steps: Steps = 32  # Sec. 5
     eta: Share = 0.0  # of both draws: 0 is DDIM (App. E), 1 draws fresh noise at every step

@@ -53,9 +53,19 @@ def block_offsets(block: Int[Tensor, "K"], *, largest: float) -> Offsets:
     return largest * block / block[-1:].clamp(min=1)
 
 
-def effective_time(base_time: PerSample, offsets: Offsets) -> RegisterTime:
+def effective_time(base_time: PerSample, offsets: Offsets, *, shift: float = 1.0) -> RegisterTime:
     """t^(b) = clip(t + Delta_b): later blocks are always the noisier ones (App. E)."""
-    return (base_time[:, None] + offsets).clamp(0, 1)
+    return shifted_time((base_time[:, None] + offsets).clamp(0, 1), shift=shift)
+
+
+def shifted_time(time: RegisterTime, *, shift: float) -> RegisterTime:
+    """From t to a t / (1 + (a - 1) t), which has the same ends: above 1 more times are noisy, below 1 fewer.
+
+    The shift of Esser et al. (2024, arXiv:2403.03206), there for larger images.
+    """
+    if not shift > 0:
+        raise ValueError(f"time_shift is 1 (none) or another positive number, not {shift}")
+    return time if shift == 1 else shift * time / (1 + (shift - 1) * time)
 
 
 def sample_base_time(offsets: Offsets, *, streams: Streams) -> PerSample:
@@ -105,6 +115,7 @@ def walk(
     times: Sequence[float],
     *,
     offsets: Offsets,
+    shift: float = 1.0,
     eta: float = 0.0,
     streams: Streams | None = None,
 ) -> RegisterBank:
@@ -117,9 +128,9 @@ def walk(
         raise ValueError("eta > 0 draws fresh noise: pass streams")
     registers, guess = noise, torch.zeros_like(noise)
     base_times = torch.tensor(times, device=noise.device)[:, None].expand(-1, len(noise))
-    time = effective_time(base_times[0], offsets.to(noise.device))
+    time = effective_time(base_times[0], offsets.to(noise.device), shift=shift)
     for number, base_time in enumerate(base_times[1:]):
-        next_time = effective_time(base_time, offsets.to(noise.device))
+        next_time = effective_time(base_time, offsets.to(noise.device), shift=shift)
         fresh = streams.at("ddim", number).normal(*noise.shape[1:]) if eta and streams else None
         registers, guess = step(registers, guess, time, next_time, fresh)
         time = next_time

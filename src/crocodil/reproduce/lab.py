@@ -187,7 +187,8 @@ def parts(pipe: Crocodil, uses: Collection[str] | None = None) -> Row:
     """What tells models apart: all networks, None where there is none, and how registers are drawn."""
     own = pipe.settings
     steps, kept = f"{own.prior_steps} + {own.refresh_steps} steps", f"{own.num_registers or 'all'} registers"
-    drawing = f"{steps}, eta {own.eta}, coherence {own.coherence}, {kept}"
+    shifted = "" if own.time_shift == 1 else f", time shift {own.time_shift}"  # older rows know of none
+    drawing = f"{steps}, eta {own.eta}, coherence {own.coherence}, {kept}{shifted}"
     found = {**{name: fingerprint(getattr(pipe, name)) for name in NETWORKS}, DRAWING: drawing}
     return found if uses is None else {name: found[name] for name in uses}
 

@@ -393,6 +393,7 @@ def judged_prior(
         register_width=config.register_width,
         num_steps=NUM_DRAW_STEPS,
         largest_offset=objective.largest_offset,
+        time_shift=objective.time_shift,
         self_conditioned=config.self_conditioned,
     )
     return denoising_by_time(denoise, registers, suffix=suffix) | gap_of_drawn(
