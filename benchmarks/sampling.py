@@ -280,7 +280,7 @@ def cpu_time_by_batch(calls: int = 2) -> None:
     pipe.generate(1, calls=1)
     for batch in CPU_BATCHES:
         started_at = time.process_time()
-        pipe.generate(batch, method="conthendisc", calls=calls, batch_size=batch, on_call=lambda *_: None)
+        pipe.generate(batch, method="base", calls=calls, batch_size=batch, on_call=lambda *_: None)
         cpu_s = (time.process_time() - started_at) / batch
         show(
             what="CPU time by batch", threads=torch.get_num_threads(), batch=batch, calls=calls, cpu_s_a_text=cpu_s

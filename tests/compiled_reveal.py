@@ -11,7 +11,7 @@ import torch
 from crocodil.decoding import PLAIN, Decoding, Engine, as_it_is, decode, empty_canvas, reveal
 from crocodil.demasking import Guided
 from crocodil.graphs import Recorder
-from crocodil.processes.masking import AtRandom, MostConfident
+from crocodil.processes.masking import Allowed, AtRandom, MostConfident
 from crocodil.processes.plan import DecodePlan
 from crocodil.seeding import Streams
 
@@ -19,7 +19,10 @@ from crocodil.seeding import Streams
 def main(device: str) -> None:
     demasker = tiny.demasker().to(device)
     engine = Engine(Recorder() if device == "cuda" else as_it_is, torch.compile(reveal, dynamic=True))
-    for rule in (MostConfident(), AtRandom()):
+    tokens = torch.ones(2, tiny.VOCAB, dtype=torch.bool, device=device)
+    tokens[1] = torch.arange(tiny.VOCAB, device=device) % 13 == 1
+    row = (torch.arange(16, device=device) % 5 == 3).long().expand(32, -1)
+    for rule, allowed in ((MostConfident(), None), (AtRandom(), Allowed(row, tokens))):
         how = Decoding(plan=DecodePlan.one_block(16, 4), mask_id=tiny.MASK, rule=rule, temperature=1.0, eos_id=5)
         found = [
             decode(
@@ -27,6 +30,7 @@ def main(device: str) -> None:
                 empty_canvas(32, how, device),
                 how,
                 registers=tiny.bank(32).to(device),
+                allowed=allowed,
                 streams=Streams.of("compiled", samples=range(32), device=device),
                 engine=one,
             ).tokens
@@ -34,6 +38,7 @@ def main(device: str) -> None:
         ]
         share = (found[0] == found[1]).float().mean().item()
         assert share > 0.99, f"{rule}: only {share:.1%} of the tokens agree"
+        assert allowed is None or tokens[row].gather(2, found[1][..., None]).all(), "a token that is not allowed"
     print("the same")
 
 
