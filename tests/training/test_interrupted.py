@@ -321,7 +321,8 @@ def add_weights(directory):
     [
         alter_step, alter_step_everywhere, rename, add_weights, write(b"[]"), write(b"null"), write(b"\xff\x00"),
         write(b"{}"), write(b"[" * 100_000), seal(step=-8, sha256={}), seal(step=8.0, sha256={}),
-        seal(step=8, sha256=[]), seal(step=8), seal(step=8, sha256={"../state.json": "0"}), seal(step=8, sha256={}),
+        seal(step=8, sha256=[]), seal(step=8), seal(step=8, sha256={"../state.json": "0"}),
+        seal(step=8, sha256={}),
     ],
 )  # fmt: skip
 def test_a_checkpoint_that_is_not_as_it_was_written_is_not_used(corpus, tmp_path, damage):
