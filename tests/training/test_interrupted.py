@@ -20,10 +20,12 @@ from crocodil.atomic import locked, whole_directory
 from crocodil.checkpoints import load_model
 from crocodil.cli.train import assemble
 from crocodil.corpus.shards import Corpus
+from crocodil.distributed import Ranks
 from crocodil.pipeline import Crocodil
 from crocodil.presets.changes import changed
 from crocodil.presets.training import tiny
 from crocodil.training import checkpointing
+from crocodil.training.cached_registers import _open_bank
 from crocodil.training.loop import start, train
 from crocodil.training.run import Place, base_stage, run_stage
 from crocodil.training.sealed import write_sealed
@@ -293,6 +295,11 @@ def alter_step(directory):
     (directory / "state.json").write_text(json.dumps({**values, "step": 6}))
 
 
+def alter_step_everywhere(directory):
+    alter_step(directory)
+    directory.rename(directory.with_name("step-00000006"))
+
+
 def rename(directory):
     directory.rename(directory.with_name("step-00000009"))
 
@@ -312,9 +319,10 @@ def add_weights(directory):
 @pytest.mark.parametrize(
     "damage",
     [
-        alter_step, rename, add_weights, write(b"[]"), write(b"null"), write(b"\xff\x00"), write(b"{}"),
-        write(b"[" * 100_000), seal(step=-8, sha256={}), seal(step=8.0, sha256={}), seal(step=8, sha256=[]),
-        seal(step=8), seal(step=8, sha256={"../state.json": "0"}), seal(step=8, sha256={}),
+        alter_step, alter_step_everywhere, rename, add_weights, write(b"[]"), write(b"null"), write(b"\xff\x00"),
+        write(b"{}"), write(b"[" * 100_000), seal(step=-8, sha256={}), seal(step=8.0, sha256={}),
+        seal(step=8, sha256=[]), seal(step=8), seal(step=8, sha256={"../state.json": "0"}),
+        seal(step=8, sha256={}),
     ],
 )  # fmt: skip
 def test_a_checkpoint_that_is_not_as_it_was_written_is_not_used(corpus, tmp_path, damage):
@@ -385,3 +393,9 @@ def test_registers_need_their_space_before_the_work(corpus, done, tmp_path):
         run_stage("registers", quick(corpus), place)
     assert not leftovers(tmp_path)
     assert run_stage("registers", quick(corpus), place)
+
+
+def test_the_space_of_registers_is_taken_when_their_file_is_made(tmp_path):
+    _open_bank(tmp_path / "bank.npy", (1000, 4, 32), Ranks())
+    status = (tmp_path / "bank.npy").stat()
+    assert status.st_blocks * 512 >= status.st_size
