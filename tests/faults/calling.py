@@ -32,7 +32,7 @@ SMALL = (*_SHAPES, *_LOOPS)
 LIMIT_S = 20  # for one call; the longest that is no hang takes a twentieth of it
 
 # What may stand on stderr before the one line of an error: how far the work was, and warnings of ours.
-_ALLOWED = re.compile(r"crocodil: |.*: \d+/\d+ |.* s left|.* \.\.\.$|\s*$")
+_ALLOWED = re.compile(r"crocodil: |(.*: )?\d+/\d+ |.* s left|.* \.\.\.$|\s*$")
 
 
 class Fault(Exception):  # noqa: N818

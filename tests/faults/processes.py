@@ -23,6 +23,9 @@ from .world import STAGES, World
 
 # What differs by nature: clocks. Everything else is compared byte for byte.
 CLOCKS = {"step_s", "tokens_per_s", "mfu", "seconds", "num_seconds", "seconds_a_text"}
+# And the order of the entries of a safetensors header, which that library draws by chance; with it the checksums
+# that a checkpoint has of its files.
+CHANCE = {"state.json": {"sha256", "checksum"}}
 DERIVED = (".html", ".md", ".svg")  # reports are drawn from the rows, which are compared
 
 
@@ -103,19 +106,23 @@ def tree(out: Path) -> dict[str, str]:
 
 def _comparable(file: Path) -> bytes:
     data = file.read_bytes()
-    if file.suffix == ".jsonl":
-        with contextlib.suppress(ValueError):
-            return "\n".join(json.dumps(_without_clocks(json.loads(line))) for line in data.splitlines()).encode()
-    if file.suffix == ".json":
-        with contextlib.suppress(ValueError):
-            return json.dumps(_without_clocks(json.loads(data))).encode()
+    left_out = CLOCKS | CHANCE.get(file.name, set())
+    with contextlib.suppress(ValueError):
+        if file.suffix == ".jsonl":
+            rows = [_without(left_out, json.loads(line)) for line in data.splitlines()]
+            return "\n".join(map(json.dumps, rows)).encode()
+        if file.suffix == ".json":
+            return json.dumps(_without(left_out, json.loads(data))).encode()
+        if file.suffix == ".safetensors":
+            end = 8 + int.from_bytes(data[:8], "little")
+            return json.dumps(json.loads(data[8:end]), sort_keys=True).encode() + data[end:]
     return data
 
 
-def _without_clocks(value: Any) -> Any:
+def _without(names: set[str], value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: _without_clocks(one) for name, one in value.items() if name not in CLOCKS}
-    return [_without_clocks(one) for one in value] if isinstance(value, list) else value
+        return {name: _without(names, one) for name, one in value.items() if name not in names}
+    return [_without(names, one) for one in value] if isinstance(value, list) else value
 
 
 @dataclass(frozen=True)
