@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -19,6 +20,7 @@ def main() -> None:
     parser.add_argument("--number", type=int, help="with --only: this trial alone")
     parser.add_argument("--markdown", type=Path, help="write the table there")
     asked = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the sandboxes are removed
     rows = run_campaign(
         seed=asked.seed,
         minutes=asked.minutes,

@@ -147,7 +147,7 @@ def _seal(file: Path) -> bool:
         if state != file:
             values["sha256"] = {one.name: sha256(one) for one in state.parent.glob("*.safetensors")}
         write_sealed(state, values)
-    except (OSError, ValueError, AttributeError, KeyError, TypeError):
+    except (OSError, ValueError, AttributeError, KeyError, TypeError, RecursionError):
         return False
     return True
 

@@ -54,7 +54,7 @@ def run_trials(
     with selectors.DefaultSelector() as selector:
         while True:
             while len(busy) < workers and waiting and time.monotonic() < until:
-                busy.append(_Worker(trials, world, seed))
+                busy.append(_Worker(trials, world, seed, busy))
                 selector.register(busy[-1].results, selectors.EVENT_READ, busy[-1])
                 busy[-1].give(waiting.pop())
             if not busy:
@@ -77,14 +77,14 @@ def run_trials(
 class _Worker:
     """A forked process that runs one trial after another."""
 
-    def __init__(self, trials: dict[str, Trial], world: World, seed: int) -> None:
+    def __init__(self, trials: dict[str, Trial], world: World, seed: int, others: "Sequence[_Worker]") -> None:
         orders, self.orders = os.pipe()
         results, results_end = os.pipe()
         self.pid = os.fork()
         if not self.pid:
             os.setpgid(0, 0)
-            os.close(self.orders)
-            os.close(results)
+            for own in (self.orders, results, *(other.orders for other in others)):
+                os.close(own)  # held open by nobody else, they end when the campaign does
             _serve(trials, world, seed, orders, results_end)
         os.close(orders)
         os.close(results_end)
@@ -118,9 +118,6 @@ class _Worker:
         return f"signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else f"exit {os.WEXITSTATUS(status)}"
 
     def end(self) -> None:
-        """Told so: other processes hold the same pipe open, so that closing it says nothing."""
-        with contextlib.suppress(BrokenPipeError):
-            os.write(self.orders, b"null\n")
         os.close(self.orders)
         self.results.close()
         if self.pid:

@@ -101,7 +101,7 @@ def prepare_process() -> None:
     """One thread, no network, everything imported: a forked child starts at once."""
     os.environ |= {
         "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1", "PIP_NO_INDEX": "1",
-        "TERM": "dumb", "COLUMNS": "100", "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+        "TERM": "dumb", "COLUMNS": "500", "PIP_DISABLE_PIP_VERSION_CHECK": "1",
     }  # fmt: skip
     for name in ("TORCHELASTIC_RUN_ID", "RANK", "WORLD_SIZE"):
         os.environ.pop(name, None)
