@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test venv format types unit unit-training unit-others clean
+.PHONY: demo test faults venv format types unit unit-training unit-others clean
 .DELETE_ON_ERROR:
 
 demo: venv  ## three programs from the built-in model, and one that it autoencodes
@@ -10,6 +10,14 @@ demo: venv  ## three programs from the built-in model, and one that it autoencod
 
 test: venv  ## style, types and every test that needs no accelerator
 	$(MAKE) --no-print-directory --jobs=2 --output-sync=target format types unit-training unit-others
+
+SEED ?= 0
+MINUTES ?= 20
+INPUTS ?= 10000
+KILLS ?= 100
+
+faults: venv  ## damaged inputs, kills, full disks and rivals: docs/reliability.md
+	$(BIN)/python -m tests.faults --seed $(SEED) --minutes $(MINUTES) --inputs $(INPUTS) --kills $(KILLS)
 
 format: venv
 	$(BIN)/ruff check .

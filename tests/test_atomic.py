@@ -10,17 +10,19 @@ from crocodil.atomic import locked, whole_file
 
 
 def test_a_pipe_or_a_folder_is_never_written_over(tmp_path):
-    pipe, folder = tmp_path / "pipe", tmp_path / "folder"
+    pipe, folder, loop = tmp_path / "pipe", tmp_path / "folder", tmp_path / "loop"
     os.mkfifo(pipe)
     folder.mkdir()
-    for target in (pipe, folder, "/dev/null"):
+    loop.symlink_to(loop)
+    for target in (pipe, folder, loop, "/dev/null"):
         with (
             pytest.raises(ValueError, match="is no plain file: choose another name"),
             whole_file(type(tmp_path)(target)),
         ):
             pass
     assert pipe.is_fifo()
-    assert sorted(tmp_path.iterdir()) == [folder, pipe]
+    assert loop.is_symlink()
+    assert sorted(tmp_path.iterdir()) == [folder, loop, pipe]
 
 
 def test_a_link_to_a_file_stays_a_link(tmp_path):

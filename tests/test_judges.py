@@ -1,6 +1,7 @@
 import importlib.util
 import math
 import os
+import shutil
 from dataclasses import replace
 from statistics import stdev
 
@@ -371,6 +372,23 @@ def test_a_folder_without_weights_or_with_too_few_is_refused(folder, tmp_path):
     save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ValueError, match=r"has no weights for model\.norm\.weight"):
         LanguageModel.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("config.json", b'{"model_type": "llama", "num_attention_heads": 2.5}'),
+        ("config.json", b'{"model_type": "llama", "hidden_size": 8, "num_attention_heads": 2}'),
+        ("model.safetensors", b"\xff" * 64),
+        ("tokenizer.json", b"[]"),
+    ],
+)
+def test_a_damaged_judge_is_one_line(folder, tmp_path, file, content, capfd):
+    copy = shutil.copytree(folder, tmp_path / "judge")
+    (copy / file).write_bytes(content)
+    with pytest.raises(ValueError, match=r"no judge|is damaged, or of another kind"):
+        LanguageModel.load(copy)
+    assert capfd.readouterr().err == ""
 
 
 def test_loading_is_silent(folder, capfd):

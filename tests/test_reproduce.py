@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 import sys
 from collections import Counter
 from dataclasses import asdict, replace
@@ -12,6 +13,7 @@ from tiny_judges import save_encoder, save_language_model
 from typer.testing import CliRunner
 
 from crocodil import cli, figures
+from crocodil.atomic import locked
 from crocodil.checkpoints import save_model
 from crocodil.figures import Curve, Panel
 from crocodil.judges import TextScore, gen_ppl
@@ -244,10 +246,39 @@ def test_what_was_chosen_otherwise_since_is_computed_again_in_its_place(tmp_path
     assert read_rows(tmp_path / "rows.jsonl") == rows
 
 
-def test_a_damaged_file_is_not_taken_for_results(tmp_path):
-    (tmp_path / "rows.jsonl").write_text('{"a": 1\n{"a": 2}\n')
-    with pytest.raises(ValueError, match="line 1 of the results is damaged"):
+@pytest.mark.parametrize("first", ['{"a": 1', "[1]", "null", "[" * 100_000])
+def test_a_damaged_file_is_not_taken_for_results(tmp_path, first):
+    (tmp_path / "rows.jsonl").write_text(f'{first}\n{{"a": 2}}\n')
+    with pytest.raises(ValueError, match=r"rows\.jsonl is damaged: line 1"):
         read_rows(tmp_path / "rows.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("conditions.json", "[7]", "conditions.json: 0 should be"),
+        ("conditions.json", "[" * 100_000, "conditions.json is not JSON"),
+        ("model.jsonl", "", "has no rows of model"),
+        ("reference.jsonl", '{"length": 64}', "are damaged, or of another version"),
+    ],
+)
+def test_a_report_from_damaged_rows_is_one_line(out, tmp_path, file, content, message):
+    for one in (*out.glob("*.jsonl"), out / "conditions.json"):
+        shutil.copy(one, tmp_path)
+    if content.startswith("{"):  # a row that lacks what it should hold
+        row = json.loads((tmp_path / file).read_text().splitlines()[0])
+        content = json.dumps({name: row[name] for name in row if name not in ("gen_ppl", "mauve", "entropy")})
+    (tmp_path / file).write_text(f"{content}\n")
+    failed = run("reproduce", "report", "--out", tmp_path)
+    assert isinstance(failed.exception, ValueError), failed.output
+    assert message in str(failed.exception)
+
+
+def test_a_second_process_does_not_write_the_same_results(out, tmp_path):
+    for one in (*out.glob("*.jsonl"), out / "conditions.json"):
+        shutil.copy(one, tmp_path)
+    with locked(tmp_path):
+        assert "in use by another process" in str(run("reproduce", "report", "--out", tmp_path).exception)
 
 
 # ---------------------------------------------------------------- fairness

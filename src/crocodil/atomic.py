@@ -87,7 +87,7 @@ def plain_file(target: Path) -> Path:
     target = Path(os.path.realpath(target))
     if not target.parent.is_dir():
         raise ValueError(f"{target.parent} does not exist: make this folder first")
-    if target.exists() and not target.is_file():
+    if os.path.lexists(target) and not target.is_file():  # also a link to itself
         raise ValueError(f"{target} is no plain file: choose another name")
     return target
 

@@ -1,3 +1,5 @@
+import os
+
 import numpy as np
 import pytest
 from wheels import program
@@ -112,6 +114,12 @@ def flipped(file, value):
         ("documents.npy", lambda file: file.write_bytes(b""), r"documents\.npy is damaged"),
         ("documents.npy", lambda file: file.write_bytes(b"junk"), r"documents\.npy is damaged"),
         ("documents.npy", lambda file: file.write_bytes(file.read_bytes()[:-5]), r"documents\.npy is damaged"),
+        ("documents.npy", lambda file: file.write_bytes(file.read_bytes().replace(b"}", b"(")), "is damaged"),
+        (
+            "documents.npy",
+            lambda file: (file.unlink(), os.mkfifo(file)),
+            r"documents\.npy is damaged: it is no plain",
+        ),
         ("documents.npy", lambda file: np.save(file, np.arange(3)), r"documents\.npy is damaged: it is another"),
         ("parts.npy", lambda file: np.save(file, np.array([{}])), r"parts\.npy is damaged"),
         ("tokens.bin", lambda file: file.write_bytes(b""), r"tokens\.bin is damaged"),

@@ -1,6 +1,7 @@
 """`crocodil reproduce`, all tables and figures in one report; `crocodil evaluate`, one setting or any texts."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -63,17 +64,20 @@ def reproduce(
     ] = False,
 ) -> None:
     """Compute the paper's tables and figures anew, and write one report. Stopped, it goes on where it was."""
+    from crocodil.atomic import locked, remove_unfinished
+
     if experiments == ["report"]:
         from crocodil.reproduce.experiments import read_all
         from crocodil.reproduce.report import write_report
 
-        typer.echo(write_report(read_all(out), out))
+        rows = read_all(out)
+        with locked(out), _from_rows_of(out):
+            typer.echo(write_report(rows, out))
         return
     _check_tools()
     corpus = _corpus(data, "valid", "test")
     for one in model or [BUILTIN]:
         read_settings(model_folder(one) / SETTINGS_FILE)
-    from crocodil.atomic import locked
     from crocodil.pipeline import Crocodil
     from crocodil.reproduce.experiments import NAMES, compute_all
     from crocodil.reproduce.lab import Lab, with_base
@@ -104,6 +108,8 @@ def reproduce(
         for place, pipe in _at_lengths(pipes, length or ())
     ]
     with locked(out):
+        for folder in (out, out / "figures"):
+            remove_unfinished(folder)
         results = compute_all(labs, NAMES if experiments == ["all"] else experiments, say=_say)
         typer.echo(write_report(results, out))
 
@@ -175,13 +181,24 @@ def _corpus(data: Path | None, *splits: str) -> "Corpus":
     return corpus
 
 
+@contextmanager
+def _from_rows_of(directory: Path) -> Iterator[None]:
+    """Rows are plain JSON that anybody may have edited: what lacks a field, or holds another type, is one line."""
+    try:
+        yield
+    except (KeyError, TypeError, AttributeError, IndexError) as error:
+        raise ValueError(
+            f"the rows in {directory} are damaged, or of another version ({error!r}): compute them anew"
+        ) from error
+
+
 def _court(corpus: "Corpus", judge: str, embedder: str | None, setting: "Setting", device: str | None) -> "Court":
     from crocodil.corpus.shards import TOKENIZER_FILE
-    from crocodil.devices import default_device
+    from crocodil.devices import checked_device, default_device
     from crocodil.reproduce.judging import Court, load_embedder, load_judge
     from crocodil.tokenization import Tokenizer
 
-    where = device or default_device()
+    where = checked_device(device or default_device())
     return Court(
         judge=load_judge(judge, device=where),
         embedder=None if embedder is None else load_embedder(embedder, device=where),

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import warnings
 from enum import StrEnum
 from typing import Annotated, NoReturn
 
@@ -62,6 +63,7 @@ _UsageError: type[Exception] = _CLICK_ERRORS[0]
 
 def main() -> None:
     """Run a verb; a user's mistake, a damaged file or a lack of room is one clear line instead of a traceback."""
+    warnings.formatwarning = lambda message, *_: f"crocodil: {message}\n"  # one line, without a place in our code
     try:
         status = app(standalone_mode=False)
     except _UsageError as error:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from hashlib import file_digest
 from pathlib import Path
+from tokenize import TokenError
 
 import numpy as np
 from numpy.typing import NDArray
@@ -195,8 +196,10 @@ def _table(file: Path, dtype: np.dtype) -> NDArray:
 @contextmanager
 def _undamaged(file: Path) -> Iterator[None]:
     try:
+        if file.exists() and not file.is_file():
+            raise ValueError("it is no plain file")  # reading a pipe would never end
         yield
-    except (ValueError, EOFError, SyntaxError, TypeError, OverflowError) as error:  # numpy has many
+    except (ValueError, EOFError, SyntaxError, TokenError, TypeError, OverflowError) as error:  # numpy has many
         corpus = next((folder for folder in file.parents if (folder / CORPUS_FILE).exists()), "DIR")
         raise ValueError(f"{file} is damaged: {error}; run `crocodil corpus verify {corpus}`") from error
 

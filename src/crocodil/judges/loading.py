@@ -22,12 +22,12 @@ def load_network(auto_class: Any, name_or_path: str | os.PathLike[str], *, devic
     source = find(name_or_path)
     dtype = torch.float32 if torch.device(device).type == "cpu" else torch.bfloat16
     try:
-        with _without_progress_bars():
+        with _quietly():
             network, found = auto_class.from_pretrained(
                 source, dtype=dtype, output_loading_info=True, use_safetensors=True
             )
-    except (OSError, ValueError) as error:
-        raise not_found(os.fspath(name_or_path), error) from error
+    except Exception as error:  # transformers raises whatever its parts raise
+        raise _not_loaded(name_or_path, error) from error
     missing = sorted(name for name in found["missing_keys"] if "pooler" not in name)
     if missing:
         raise ValueError(f"the judge {name_or_path} has no weights for {', '.join(missing[:5])}")
@@ -43,12 +43,19 @@ def load_tokenizer(name_or_path: str | os.PathLike[str]) -> Tokenizer:
     try:
         file = cached_file(source, "tokenizer.json", _raise_exceptions_for_missing_entries=False)
         tokenizer = Tokenizer.from_file(file) if file else AutoTokenizer.from_pretrained(source).backend_tokenizer
-    except (OSError, ValueError) as error:
-        raise not_found(os.fspath(name_or_path), error) from error
+    except Exception as error:  # tokenizers has none of its own
+        raise _not_loaded(name_or_path, error) from error
     tokenizer.no_truncation()
     tokenizer.no_padding()
     tokenizer.encode_special_tokens = True
     return tokenizer
+
+
+def _not_loaded(name_or_path: str | os.PathLike[str], error: Exception) -> ValueError:
+    if not isinstance(error, OSError | ValueError) and Path(name_or_path).is_dir():
+        reason = str(error).strip().split("\n")[0]
+        return ValueError(f"the judge in {name_or_path} is damaged, or of another kind: {reason[:200]}")
+    return not_found(os.fspath(name_or_path), error)
 
 
 def name_of(name_or_path: str | os.PathLike[str]) -> str:
@@ -73,13 +80,16 @@ def padded(rows: Sequence[Sequence[int]], *, fill: int, device: torch.device) ->
 
 
 @contextmanager
-def _without_progress_bars() -> Iterator[None]:
+def _quietly() -> Iterator[None]:
+    """Without bars, and without tables of what does not fit: that is an error, which says so in one line."""
     from transformers.utils import logging
 
-    was_shown = logging.is_progress_bar_enabled()
+    was_shown, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.disable_progress_bar()
+    logging.set_verbosity(logging.CRITICAL)
     try:
         yield
     finally:
+        logging.set_verbosity(verbosity)
         if was_shown:
             logging.enable_progress_bar()

@@ -19,7 +19,7 @@ from crocodil.checkpoints import Device, StrPath
 from crocodil.cost import NO_COST, Cost
 from crocodil.decoding import Decoding, Draw, Engine, OnCall, Samples, decode, settle
 from crocodil.demasking import Demask, Guided, Unguided
-from crocodil.devices import default_device, default_dtype
+from crocodil.devices import checked_device, default_device, default_dtype
 from crocodil.encoding import encode_checked
 from crocodil.models.demasker import Demasker
 from crocodil.models.llada import LLaDA
@@ -104,7 +104,7 @@ class Crocodil:
         compiled: bool = False,
     ) -> "Crocodil":
         """A model of networks that were saved one by one: the finished stages of a training run, say."""
-        device = torch.device(device or default_device())
+        device = torch.device(checked_device(str(device or default_device())))
         loaded = load_networks(networks, device=device, dtype=dtype or default_dtype(device))
         if compiled:
             compile_blocks(loaded.values())

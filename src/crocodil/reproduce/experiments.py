@@ -69,4 +69,6 @@ def read_all(directory: Path) -> dict[str, list[Row]]:
     worlds = Store(directory, {}).rows(TWO_SENTENCES)
     found["model"] = [row for store in stores for row in store.rows("model")[-1:]]  # as it was last described
     found[TWO_SENTENCES] = worlds[-1]["samplers"] if worlds else []
+    if lacking := [name for name in ALWAYS if not found[name]]:
+        raise ValueError(f"{directory} has no rows of {' and '.join(lacking)}: compute them with `reproduce`")
     return {name: rows for name, rows in found.items() if rows}

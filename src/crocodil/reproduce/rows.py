@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import crocodil
 from crocodil.atomic import whole_file
+from crocodil.config import read_as
 from crocodil.progress import progress
 
 Row: TypeAlias = dict[str, Any]
@@ -98,21 +99,37 @@ def read_stores(directory: Path) -> list[Store]:
     file = directory / CONDITIONS_FILE
     if not file.is_file():
         raise ValueError(f"{directory} holds no results: {CONDITIONS_FILE} is missing")
-    return [Store(directory, conditions) for conditions in json.loads(file.read_text())]
+    conditions = read_as(list[dict[str, Any]], _read_json(file), file)
+    return [Store(directory, one) for one in conditions]
+
+
+def _read_json(file: Path) -> Any:
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{file} is not JSON: {error}") from error
 
 
 def read_rows(file: Path) -> list[Row]:
     """Whole rows; what a killed process left of one is passed over."""
-    return list(_parsed(file.read_text(encoding="utf-8").splitlines())) if file.exists() else []
+    if not file.exists():
+        return []
+    if not file.is_file():
+        raise ValueError(f"{file} is no plain file")
+    return list(_parsed(file.read_text(encoding="utf-8").splitlines(), file))
 
 
-def _parsed(lines: Sequence[str]) -> Iterator[Row]:
-    for number, line in enumerate(lines):
+def _parsed(lines: Sequence[str], file: Path) -> Iterator[Row]:
+    for number, line in enumerate(lines, start=1):
         try:
-            yield json.loads(line)
-        except json.JSONDecodeError as error:
-            if number + 1 < len(lines):
-                raise ValueError(f"line {number + 1} of the results is damaged: {line[:60]!r}") from error
+            row = json.loads(line)
+        except (json.JSONDecodeError, RecursionError):
+            row = None
+            if number == len(lines):
+                return
+        if not isinstance(row, dict):
+            raise ValueError(f"{file} is damaged: line {number} is no row, {line[:60]!r}")
+        yield row
 
 
 def write_rows(file: Path, rows: Sequence[Row]) -> None:

@@ -9,9 +9,10 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from crocodil.checksums import sha256
@@ -98,11 +99,18 @@ def stored_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
     """What a checkpoint holds; shards of one tensor lie along its first dimension."""
     shapes: dict[str, tuple[int, ...]] = {}
     for file in sorted(directory.glob("*.safetensors")):
-        with safe_open(file, framework="pt") as handle:
+        with _opened(file) as handle:
             for name in handle.keys():  # noqa: SIM118
                 shape = tuple(handle.get_slice(name).get_shape())
                 shapes[name] = (shapes[name][0] + shape[0], *shape[1:]) if name in shapes else shape
     return shapes
+
+
+def _opened(file: Path) -> Any:
+    try:
+        return safe_open(file, framework="pt")
+    except SafetensorError as error:
+        raise ValueError(f"{file} is damaged or cut short: {error}") from error
 
 
 def _tensors(state: TrainState) -> dict[str, Tensor]:
