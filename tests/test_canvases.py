@@ -8,7 +8,7 @@ import tiny
 import torch
 from torch.nn.functional import one_hot
 
-from crocodil.decoding import Decoding, decode
+from crocodil.decoding import Decoding, decode, settle
 from crocodil.demasking import Unguided
 from crocodil.pipeline import Given
 from crocodil.pipeline.canvases import masked_canvas
@@ -48,6 +48,9 @@ def together(canvases):
     """One batch of canvases that have been given different texts."""
     rows, tables = [], [torch.ones(1, len(tokenizer()), dtype=torch.bool)]
     for canvas in canvases:
+        if canvas.allowed is None:  # its border tokens have no alternative
+            rows.append(torch.zeros(1, LENGTH, dtype=torch.int64))
+            continue
         first = sum(len(table) for table in tables) - 1
         rows.append(canvas.allowed.row + first * (canvas.allowed.row > 0))
         tables.append(canvas.allowed.tokens[1:])
@@ -56,7 +59,9 @@ def together(canvases):
 
 def texts_of(givens, demask, how):
     canvas, allowed = together([masked_canvas(given, tokenizer(), length=LENGTH) for given in givens])
-    made = decode(demask, canvas, how, allowed=allowed, streams=tiny.streams(len(givens)))
+    streams = tiny.streams(len(givens))
+    canvas, _ = settle(demask, canvas, how, allowed, streams=streams)
+    made = decode(demask, canvas, how, allowed=allowed, streams=streams)
     return [tokenizer().decode(ids) for ids in made.tokens.tolist()]
 
 

@@ -11,7 +11,7 @@ from crocodil.graphs import Recorder
 from crocodil.models.demasker import DemaskerConfig
 
 LARGEST_BATCH = 256  # beyond it nothing gets faster
-LARGEST_CPU_BATCH = 16  # beyond it a text takes more CPU time (docs/sampling.md)
+LARGEST_CPU_BATCH = 16  # beyond it no text takes less CPU time, and all wait longer (docs/sampling.md)
 MOST_VARIANTS = 64  # of what a call reveals, compiled
 
 
