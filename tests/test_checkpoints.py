@@ -16,6 +16,7 @@ from crocodil.checkpoints import (
     load_qwen3_embedding,
     save_model,
 )
+from crocodil.checksums import write_checksums
 from crocodil.models.llada import LLaDA, LLaDAConfig
 from crocodil.processes.registers import normalise
 from crocodil.quantisation import from_int8, to_int8
@@ -296,6 +297,7 @@ def test_a_save_that_fails_leaves_nothing_behind(tmp_path):
 def test_a_foreign_or_newer_description_is_refused(tmp_path, values, message):
     save_model(tiny.llada(), tmp_path / "model")
     reconfigure(tmp_path / "model", **values)
+    write_checksums(tmp_path / "model")
     with pytest.raises(ValueError, match=message):
         load_model(tmp_path / "model")
 
@@ -388,6 +390,7 @@ def test_int8_takes_a_quarter_of_the_size(tmp_path):
 )
 def test_a_scale_too_many_too_few_or_damaged_is_one_line(rounded, change, message):
     rewrite(rounded / WEIGHTS, change)
+    write_checksums(rounded)
     with pytest.raises(ValueError, match=message) as raised:
         load_model(rounded)
     assert "\n" not in str(raised.value)

@@ -29,6 +29,7 @@ from crocodil.judges import (
     perplexity,
     with_spread,
 )
+from crocodil.judges.folders import install
 from crocodil.judges.language_model import windows_of
 from crocodil.tokenization import Tokenizer
 
@@ -402,5 +403,7 @@ def test_the_command_lists_judges_and_refuses_unknown_ones(monkeypatch, tmp_path
     assert listed.exit_code == 0
     assert DEFAULT_JUDGE in listed.output
     refused = CliRunner().invoke(app, ["judges", "install", "nonsense"])
-    assert "no judge 'nonsense' in the registry: take smollm2-135m or minilm-l6-v2" in str(refused.exception)
+    assert refused.exit_code == 2
+    with pytest.raises(ValueError, match="no judge 'nonsense' in the registry: take smollm2-135m or minilm-l6-v2"):
+        install(["nonsense"])
     assert os.listdir(tmp_path) == []

@@ -210,7 +210,7 @@ def test_moments_of_what_rested_are_not_saved_and_come_back_bit_for_bit(trained,
 
 
 def test_what_does_not_exist_or_cannot_be_sharded_is_one_clear_line(corpus, tmp_path):
-    with pytest.raises(ValueError, match="no optimiser 'sgd': take one of adamw, muon"):
+    with pytest.raises(ValueError, match="optimiser should be 'adamw' or 'muon', not 'sgd'"):
         LoopConfig(num_steps=1, batch_size=1, learning_rate=1.0, optimiser="sgd")
     stage, loop = base_stage(with_muon(tiny(corpus)), Place(corpus, tmp_path, tmp_path))
     with pytest.raises(ValueError, match="Muon runs in one process"):

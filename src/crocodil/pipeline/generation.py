@@ -1,6 +1,7 @@
 """What one asks of a model, and what one gets."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -53,7 +54,7 @@ class Registers:
     bank: RegisterBank
     length: int
 
-    def __getitem__(self, index: slice | tuple[slice, ...]) -> "Registers":
+    def __getitem__(self, index: Any) -> "Registers":
         return Registers(self.bank[index], self.length)
 
     def __len__(self) -> int:

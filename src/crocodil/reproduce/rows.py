@@ -15,6 +15,7 @@ from crocodil.progress import progress
 
 Row: TypeAlias = dict[str, Any]
 CONDITIONS_FILE = "conditions.json"
+LONGEST_NOTE = 6  # fields of a key that a progress bar shows
 MODEL = "model"  # the condition that has parts
 
 
@@ -26,6 +27,11 @@ class Job(NamedTuple):
     work: int = 1
     uses: Collection[str] | None = None  # the parts of the model that it depends on; None: all
     chosen: Row | None = None  # how it is computed: where a row was computed otherwise, this one takes its place
+
+
+def _note(key: Row) -> str:
+    """What a row is about, for a person; the long key of a whole model says nothing at a glance."""
+    return ", ".join(map(str, key.values())) if len(key) <= LONGEST_NOTE else ""
 
 
 @dataclass(frozen=True)
@@ -65,7 +71,7 @@ class Store:
                     row = _plain({**measured, **conditions, "commit": commit()})
                     self._append(name, row)
                 found.append(row)
-                advance(job.work, note=", ".join(map(str, job.key.values())))
+                advance(job.work, note=_note(job.key))
         return found
 
     def _conditions_of(self, job: Job) -> Row:
