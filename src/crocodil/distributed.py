@@ -4,6 +4,7 @@ PyTorch's own engine: torchrun starts the processes, FSDP2 shards weights, gradi
 reads the shards (as safetensors: its own format is a pickle). One process needs no group and pays for nothing.
 """
 
+import logging
 import os
 import shutil
 import warnings
@@ -173,6 +174,7 @@ def locked_by_all(directory: Path, ranks: Ranks) -> Iterator[None]:
 @contextmanager
 def _plain_errors() -> Iterator[None]:
     """DCP wraps what went wrong on each rank into one exception, and warns a process that is alone."""
+    logging.disable(logging.ERROR)  # torch logs a traceback of what is told here in one line
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized")
@@ -180,3 +182,5 @@ def _plain_errors() -> Iterator[None]:
     except CheckpointException as error:
         rank, (cause, _) = next(iter(error.failures.items()))
         raise OSError(f"the checkpoint failed on rank {rank}: {cause}") from error
+    finally:
+        logging.disable(logging.NOTSET)

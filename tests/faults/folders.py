@@ -141,6 +141,8 @@ def _seal(file: Path) -> bool:
     from crocodil.training.sealed import write_sealed
 
     state = file if file.suffix == ".json" else file.parent / "state.json"
+    if not all(one.is_file() for one in (file, state)):  # to open a pipe would never end
+        return False
     try:
         values = json.loads(state.read_text())
         values.pop("checksum")

@@ -18,7 +18,7 @@ from .calling import DIED, HANG, LIMIT_S, TRACEBACK, Fault
 from .world import World
 
 Trial = Callable[[World, Random, Path], None]
-HARD_LIMIT_S = 20 * LIMIT_S  # of a whole trial; a call that runs in C hears no alarm before
+HARD_LIMIT_S = 10 * LIMIT_S  # of a whole trial; a call that runs in C hears no alarm before
 TRIALS_A_PROCESS = 300  # so that nothing piles up
 MEMORY = 4 << 30  # of addresses, beside what the imports take
 

@@ -76,6 +76,8 @@ def fingerprint(network: nn.Module, tokenizer: Tokenizer) -> str:
 def padded(rows: Sequence[Sequence[int]], *, fill: int, device: torch.device) -> Int[Tensor, "B N"]:
     """Rows of token ids, filled up on the right."""
     longest = max(map(len, rows))
+    if not longest:
+        raise ValueError("the judge's tokenizer finds no token in these texts: it is of another judge, or damaged")
     return torch.tensor([[*row, *[fill] * (longest - len(row))] for row in rows], device=device)
 
 
