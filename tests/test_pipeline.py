@@ -428,8 +428,6 @@ def test_the_example_of_the_docs_runs(folder):
     text = (Path(__file__).parent.parent / "docs" / "sampling.md").read_text()
     blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     (block,) = [block for block in blocks if "pipe.interpolate" in block]
-        block for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "pipe.interpolate" in block
-    ]
     block = block.replace("from_pretrained()", f"from_pretrained({str(folder)!r}, device='cpu')")
     exec(block.replace("generate(8", "generate(2"), {})
 
