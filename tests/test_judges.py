@@ -361,6 +361,14 @@ def test_a_judge_that_is_not_here_is_named_with_the_way_to_get_it(tmp_path, monk
         LanguageModel.load("gpt2-large")
 
 
+def test_a_folder_that_holds_only_a_pickle_is_refused_and_the_pickle_not_loaded(tmp_path):
+    folder = save_language_model(tmp_path / "judge")
+    (folder / "model.safetensors").unlink()
+    torch.save({"weight": torch.ones(2)}, folder / "pytorch_model.bin")
+    with pytest.raises(ValueError, match=r"^[^\n]*safetensors[^\n]*$"):
+        LanguageModel.load(folder)
+
+
 def test_a_folder_without_weights_or_with_too_few_is_refused(folder, tmp_path):
     with pytest.raises(ValueError, match="no judge"):
         LanguageModel.load(tmp_path)
