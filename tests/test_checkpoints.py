@@ -15,6 +15,7 @@ from crocodil.checkpoints import (
     load_model,
     load_qwen3_embedding,
     save_model,
+    write_tensors,
 )
 from crocodil.checksums import write_checksums
 from crocodil.models.llada import LLaDA, LLaDAConfig
@@ -402,3 +403,8 @@ def test_zeros_stay_zeros_and_what_is_not_finite_is_refused():
     assert steps[1].tolist() == [64, -127]
     with pytest.raises(ValueError, match="not finite cannot be stored as int8"):
         to_int8(torch.tensor([[1.0, torch.inf]]))
+
+
+def test_a_file_that_cannot_be_written_is_an_os_error(tmp_path):
+    with pytest.raises(OSError, match="cannot be written"):
+        write_tensors({"x": torch.zeros(2)}, tmp_path)

@@ -239,8 +239,16 @@ def save_model(
 
 def _write_tensors(tensors: Mapping[str, Tensor], file: Path) -> None:
     try:
-        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, file)
+        write_tensors({name: tensor.contiguous() for name, tensor in tensors.items()}, file)
     except SafetensorError as error:  # a full disk, say
+        raise OSError(f"{file} cannot be written: {error}") from error
+
+
+def write_tensors(tensors: dict[str, Tensor], file: Path, about: dict[str, str] | None = None) -> None:
+    """As safetensors; a full disk is an OSError as everywhere else."""
+    try:
+        save_file(tensors, file, about)
+    except SafetensorError as error:
         raise OSError(f"{file} cannot be written: {error}") from error
 
 

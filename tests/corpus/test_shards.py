@@ -100,6 +100,16 @@ def test_encoding_in_pieces_is_encoding_the_whole_and_definitions_are_found_in_i
 # ---------------------------------------------------------------- damage
 
 
+def test_a_token_beyond_the_vocabulary_is_damage(tmp_path):
+    view = shard(tmp_path, (ids(10, 6), []))
+    whole = Programs([view], 8, bos=BOS, eos=EOS, vocab_size=16)
+    assert whole.batch([0]).max() < 16
+    damaged = Programs([view], 8, bos=BOS, eos=EOS, vocab_size=15)
+    for read in (lambda: damaged[0], lambda: damaged.batch([0])):
+        with pytest.raises(ValueError, match="is damaged: token 15 of a vocabulary of 15"):
+            read()
+
+
 def flipped(file, value):
     """The table of a shard with another first row."""
     table = np.load(file)

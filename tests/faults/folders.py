@@ -88,6 +88,8 @@ def sign(folder: Path) -> bool:
         from crocodil.checksums import CHECKSUM_FILE, write_checksums
     except ImportError:
         return False
+    if any(not (path.is_file() or path.is_dir()) for path in folder.rglob("*")):
+        return False  # to open a pipe would never end
     for directory in (folder, *(path for path in folder.iterdir() if path.is_dir())):
         if (directory / CHECKSUM_FILE).exists():
             try:

@@ -70,9 +70,10 @@ def reproduce(
         from crocodil.reproduce.experiments import read_all
         from crocodil.reproduce.report import write_report
 
-        rows = read_all(out)
-        with locked(out), _from_rows_of(out):
-            typer.echo(write_report(rows, out))
+        with _from_rows_of(out):
+            rows = read_all(out)
+            with locked(out):
+                typer.echo(write_report(rows, out))
         return
     _check_tools()
     corpus = _corpus(data, "valid", "test")

@@ -15,9 +15,9 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
 from crocodil.atomic import whole_file
+from crocodil.checkpoints import write_tensors
 from crocodil.cli.root import Format
 from crocodil.cli.sample import printable
 from crocodil.config import Length, parse_as, read_as
@@ -77,7 +77,7 @@ def _file_names(stored: str | None, count: int, source: Path) -> list[str]:
 def write_registers(registers: Registers, out: Path, *, files: Sequence[Path]) -> None:
     about = {"length": str(registers.length), "files": json.dumps([printable(file) for file in files])}
     with whole_file(out) as unfinished:
-        save_file({"registers": registers.bank.float().cpu().contiguous()}, unfinished, about)
+        write_tensors({"registers": registers.bank.float().cpu().contiguous()}, unfinished, about)
 
 
 # ---------------------------------------------------------------- showing

@@ -240,7 +240,8 @@ class Corpus:
     def programs(self, split: str, *, length: int) -> "Programs":
         """The programs of at most `length` tokens, beginning and end included; without one this is an error."""
         special = self.description["tokenizer"]["special"]
-        found = Programs(self.shards(split), length, bos=special["bos"], eos=special["eos"])
+        vocab_size = self.description["tokenizer"]["vocab_size"]
+        found = Programs(self.shards(split), length, bos=special["bos"], eos=special["eos"], vocab_size=vocab_size)
         if not len(found):
             raise ValueError(f"the {split} split holds no program of at most {length} tokens: {TOO_FEW_FILES}")
         return found
@@ -253,10 +254,13 @@ class Programs:
     and a long document without any, is cut: it fills the canvas and has no end.
     """
 
-    def __init__(self, shards: Sequence[Shard], length: int, *, bos: int, eos: int) -> None:
+    def __init__(
+        self, shards: Sequence[Shard], length: int, *, bos: int, eos: int, vocab_size: int | None = None
+    ) -> None:
         if length < 3:
             raise ValueError(f"a program has a beginning, a text and an end: length {length} is too short")
         self.shards, self.length, self.bos, self.eos = list(shards), length, bos, eos
+        self.vocab_size = vocab_size
         found = [programs_of(shard, number, length) for number, shard in enumerate(self.shards)]
         self.index = np.concatenate(found) if found else np.zeros(0, dtype=PROGRAM)
 
@@ -270,7 +274,7 @@ class Programs:
         canvas[0] = self.bos
         text = self.shards[row["shard"]].tokens[row["start"] : row["start"] + row["length"]]
         canvas[1 : 1 + len(text)] = text
-        return canvas
+        return self._checked(canvas)
 
     def batch(self, numbers: Sequence[int] | NDArray) -> NDArray[np.int64]:
         """Several programs at once, as fast as memory allows."""
@@ -283,6 +287,16 @@ class Programs:
             own = rows["shard"] == shard
             where = (rows["start"][own, None] + places)[is_text[own]]
             canvases[:, 1:][own[:, None] & is_text] = self.shards[shard].tokens[where]
+        return self._checked(canvases)
+
+    def _checked(self, canvases: NDArray[np.int64]) -> NDArray[np.int64]:
+        """An id that no tokenizer gives comes from a damaged file, and would read past the end of an embedding."""
+        if self.vocab_size is not None and canvases.size and canvases.max() >= self.vocab_size:
+            folder = self.shards[0].directory.parent
+            raise ValueError(
+                f"{folder} is damaged: token {canvases.max()} of a vocabulary of {self.vocab_size}; "
+                "run `crocodil corpus verify`"
+            )
         return canvases
 
     @property
