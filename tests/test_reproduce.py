@@ -26,7 +26,7 @@ from crocodil.reproduce import autoencoder, equal_cost, memorisation, priors, pu
 from crocodil.reproduce.contests import best, finalists
 from crocodil.reproduce.demasker import register_counts
 from crocodil.reproduce.document import Listing, Section, Table, Text, as_html, as_markdown, number, spread_around
-from crocodil.reproduce.evaluation import evaluate_model, evaluate_texts
+from crocodil.reproduce.evaluation import evaluate_model, evaluate_texts, read_texts
 from crocodil.reproduce.experiments import compute_all, read_all
 from crocodil.reproduce.fairness import base_compute_share, stage_flops
 from crocodil.reproduce.generation import (
@@ -272,6 +272,13 @@ def test_a_report_from_damaged_rows_is_one_line(out, tmp_path, file, content, me
     failed = run("reproduce", "report", "--out", tmp_path)
     assert isinstance(failed.exception, ValueError), failed.output
     assert message in str(failed.exception)
+
+
+@pytest.mark.parametrize("row", ["{}", "[1]", '{"text": 7}', '{"text": "\\ud800"}', "[" * 100_000])
+def test_a_row_without_a_text_is_one_line(tmp_path, row):
+    (tmp_path / "texts.jsonl").write_text(f'{{"text": "x"}}\n{row}\n')
+    with pytest.raises(ValueError, match=r"line 2 of .* is no row with a text"):
+        read_texts(tmp_path / "texts.jsonl")
 
 
 def test_a_second_process_does_not_write_the_same_results(out, tmp_path):

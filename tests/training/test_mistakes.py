@@ -1,6 +1,7 @@
 """What a user can get wrong before training begins, and files that were damaged: one clear line each."""
 
 import json
+import os
 import sys
 from dataclasses import replace
 
@@ -194,6 +195,10 @@ def test_a_damaged_line_of_metrics_is_left_out_and_dropped_on_resume(tmp_path, l
     assert [row["step"] for row in found] == [1, 2, 3]
     (stage / "metrics.jsonl").write_text(line)
     with pytest.raises(ValueError, match="no line of it is a row of metrics"):
+        last_values(tmp_path)
+    (stage / "metrics.jsonl").unlink()
+    os.mkfifo(stage / "metrics.jsonl")
+    with pytest.raises(ValueError, match="is no plain file"):
         last_values(tmp_path)
 
 

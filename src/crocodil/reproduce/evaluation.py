@@ -89,8 +89,10 @@ def read_texts(file: Path) -> list[str]:
     texts = []
     for place, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
         try:
-            texts.append(json.loads(line)["text"])
-        except (json.JSONDecodeError, KeyError, TypeError):
+            text = json.loads(line)["text"]
+            text.encode()  # a string, and one that is text
+            texts.append(text)
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise ValueError(f'line {place} of {file} is no row with a text: {{"text": "..."}}') from None
     if len(texts) < 2:
         raise ValueError(f"{file} holds {len(texts)} texts: what is judged are sets of at least two")

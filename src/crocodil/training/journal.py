@@ -107,6 +107,8 @@ def _still_true(row: Row, first_step: int) -> bool:
 
 
 def _lines(file: Path) -> list[str]:
+    if file.exists() and not file.is_file():
+        raise ValueError(f"{file} is no plain file")  # reading a pipe would never end
     return file.read_text(encoding="utf-8", errors="replace").splitlines()
 
 
