@@ -12,12 +12,13 @@ test: venv  ## style, types and every test that needs no accelerator
 	$(MAKE) --no-print-directory --jobs=2 --output-sync=target format types unit-training unit-others
 
 SEED ?= 0
-MINUTES ?= 20
+MINUTES ?= 30
 INPUTS ?= 10000
 KILLS ?= 100
 
 faults: venv  ## damaged inputs, kills, full disks and rivals: docs/reliability.md
-	$(BIN)/python -m tests.faults --seed $(SEED) --minutes $(MINUTES) --inputs $(INPUTS) --kills $(KILLS)
+	$(BIN)/python -m tests.faults --seed $(SEED) --minutes $(MINUTES) --inputs $(INPUTS) --kills $(KILLS) \
+		$(if $(MARKDOWN),--markdown $(MARKDOWN))
 
 format: venv
 	$(BIN)/ruff check .
@@ -32,10 +33,10 @@ unit: unit-training unit-others
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not gpu and not slow" -p no:cacheprovider
 
 unit-training: venv
-	$(PYTEST) tests/training tests/corpus
+	$(PYTEST) tests/training tests/corpus tests/faults
 
 unit-others: venv
-	$(PYTEST) tests --ignore=tests/training --ignore=tests/corpus
+	$(PYTEST) tests --ignore=tests/training --ignore=tests/corpus --ignore=tests/faults
 
 venv: .venv/ready  ## .venv with the pinned versions and this package, editable
 

@@ -55,10 +55,23 @@ def test_verify_counts_the_files_of_all_folders_and_names_what_is_missing(networ
     assert verify(network) == 2
     (tmp_path / "crocodil.json").write_text("{}")
     write_checksums(tmp_path)
-    assert verify(tmp_path) == 3
+    assert verify(tmp_path) == 4  # with the checksums of the network
     (network / "model.safetensors").unlink()
     with pytest.raises(ValueError, match="safetensors is missing: copy or download it again"):
         verify(tmp_path)
+
+
+def test_a_network_that_is_missing_or_stands_in_for_another_is_told(network, tmp_path):
+    save_model(tiny.encoder(), tmp_path / "other")
+    (tmp_path / "crocodil.json").write_text("{}")
+    write_checksums(tmp_path)
+    check_quickly(tmp_path)
+    network.rename(tmp_path / "aside")
+    with pytest.raises(ValueError, match=r"network/checksums.json is missing: copy or download it again"):
+        check_quickly(tmp_path)
+    (tmp_path / "other").rename(network)
+    with pytest.raises(ValueError, match=r"network/checksums.json is damaged"):
+        check_quickly(tmp_path)
 
 
 def test_a_folder_without_checksums_loads_and_cannot_be_verified(network):

@@ -24,12 +24,16 @@ class Checksums:
 
 
 def write_checksums(directory: Path) -> None:
-    """Of the configs, tokenizers and weights in a folder, not of those in its subfolders."""
+    """Of the configs, tokenizers and weights in a folder, and of the checksums that its subfolders have.
+
+    So a subfolder that is missing, or stands in for another, is found too.
+    """
     files = sorted([*directory.glob("*.json"), *directory.glob("*.safetensors")])
-    files = [file for file in files if file.name != CHECKSUM_FILE]
+    files = [file for file in files if file.name != CHECKSUM_FILE] + sorted(directory.glob(f"*/{CHECKSUM_FILE}"))
+    names = {file.relative_to(directory).as_posix(): file for file in files}
     sums = {
-        "sha256": {file.name: sha256(file) for file in files},
-        "words": {file.name: word_sum(file) for file in files},
+        "sha256": {name: sha256(file) for name, file in names.items()},
+        "words": {name: word_sum(file) for name, file in names.items()},
     }
     (directory / CHECKSUM_FILE).write_text(json.dumps(sums, indent=2) + "\n")
 
@@ -44,7 +48,7 @@ def verify(directory: Path) -> int:
     """Check every file of a folder and its subfolders by SHA-256; the number of files that are as written."""
     if not (directory / CHECKSUM_FILE).exists():
         raise ValueError(f"{directory} has no {CHECKSUM_FILE}: an older version wrote it, it cannot be checked")
-    subfolders = [folder for folder in sorted(directory.iterdir()) if (folder / CHECKSUM_FILE).exists()]
+    subfolders = [file.parent for file in sorted(directory.glob(f"*/{CHECKSUM_FILE}"))]
     return _check(directory, thoroughly=True) + sum(verify(folder) for folder in subfolders)
 
 
@@ -52,7 +56,8 @@ def _check(directory: Path, *, thoroughly: bool) -> int:
     sums = _read(directory / CHECKSUM_FILE)
     for name, digest in sums.sha256.items():
         file = directory / name
-        if Path(name).name != name or not file.is_file():
+        is_inside = Path(name).name == name or (Path(name).name == CHECKSUM_FILE and ".." not in Path(name).parts)
+        if not is_inside or not file.is_file():
             raise ValueError(f"{file} is missing: {_MENDING}")
         is_small = file.stat().st_size <= SMALL_BYTES
         as_written = sha256(file) == digest if thoroughly or is_small else word_sum(file) == sums.words.get(name)
