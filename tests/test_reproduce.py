@@ -41,7 +41,7 @@ from crocodil.reproduce.judging import Court, Judge
 from crocodil.reproduce.lab import Lab, with_base, with_steps
 from crocodil.reproduce.memorisation import described
 from crocodil.reproduce.report import report, summary, timed, write_report
-from crocodil.reproduce.rows import Job, Store, read_rows, select
+from crocodil.reproduce.rows import Job, Store, note_of, read_rows, select
 from crocodil.reproduce.settings import EXAMPLE_CALLS, FULL, QUICK, TINY, blocks_and_calls, setting
 from crocodil.seeding import generator_for
 from crocodil.training.run import Place, base_stage, conditional_stage, guided_stage, prior_stage
@@ -782,3 +782,8 @@ def test_evaluate_judges_one_setting_or_the_texts_of_any_other_model(folder, cor
     assert row["num_cut"] == 0
     file.write_text('{"texts": 1}\n')
     assert "line 1" in str(run("evaluate", "--samples", file, *common).exception)
+
+
+def test_progress_names_what_a_row_is_about_and_prints_no_hash():
+    assert note_of({"method": "base", "calls": 4}) == "base, 4"
+    assert note_of(dict.fromkeys("abcdefgh", "9fb69b4fa241")) == ""

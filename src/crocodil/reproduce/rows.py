@@ -29,7 +29,7 @@ class Job(NamedTuple):
     chosen: Row | None = None  # how it is computed: where a row was computed otherwise, this one takes its place
 
 
-def _note(key: Row) -> str:
+def note_of(key: Row) -> str:
     """What a row is about, for a person; the long key of a whole model says nothing at a glance."""
     return ", ".join(map(str, key.values())) if len(key) <= LONGEST_NOTE else ""
 
@@ -71,7 +71,7 @@ class Store:
                     row = _plain({**measured, **conditions, "commit": commit()})
                     self._append(name, row)
                 found.append(row)
-                advance(job.work, note=_note(job.key))
+                advance(job.work, note=note_of(job.key))
         return found
 
     def _conditions_of(self, job: Job) -> Row:
