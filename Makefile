@@ -9,7 +9,7 @@ demo: venv  ## three programs from the built-in model, and one that it autoencod
 	$(BIN)/python examples/demo.py
 
 test: venv  ## style, types and every test that needs no accelerator
-	$(MAKE) --no-print-directory --jobs=2 --output-sync=target format types unit-training unit-others
+	$(MAKE) --no-print-directory --jobs=2 --output-sync=target unit-others unit-training format types
 
 SEED ?= 0
 MINUTES ?= 30

@@ -93,7 +93,7 @@ def test_the_ticks_of_a_batch_are_its_calls_and_the_steps_of_its_priors(pipe, fr
 @pytest.mark.parametrize("method", METHODS)
 def test_a_prefix_may_be_cut_anywhere_and_stays(pipe, method):
     """A line break and its indentation are one token, and so are most words: these may go on."""
-    for cut in (1, 5, 21, len(TEXT) - 18, len(TEXT) - 14, len(TEXT) - 1):
+    for cut in (5, len(TEXT) - 18, len(TEXT) - 1):
         given = Given(prefix=TEXT[:cut])
         both = [pipe.generate(3, method=method, calls=4, given=given, batch_size=size) for size in (3, 2)]
         assert both[0].texts == both[1].texts
