@@ -361,6 +361,17 @@ def test_a_judge_that_is_not_here_is_named_with_the_way_to_get_it(tmp_path, monk
         LanguageModel.load("gpt2-large")
 
 
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_a_judge_whose_numbers_are_not_finite_is_refused(tmp_path, value):
+    judge = LanguageModel.load(save_language_model(tmp_path / "judge"))
+    judge.network.model.layers[0].mlp.down_proj.weight.data[0, 0] = value
+    for judged in (judge.scores, judge.both_features):
+        with pytest.raises(
+            FloatingPointError, match="the judge judge says is not finite: its weights are damaged"
+        ):
+            judged(["def f():\n    return 1\n"])
+
+
 def test_a_folder_that_holds_only_a_pickle_is_refused_and_the_pickle_not_loaded(tmp_path):
     folder = save_language_model(tmp_path / "judge")
     (folder / "model.safetensors").unlink()

@@ -1,5 +1,6 @@
 """A causal language model as a judge: how probable a text is, and a vector that stands for it."""
 
+import math
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -91,6 +92,7 @@ class LanguageModel:
                 nats[window.text] += (
                     F.cross_entropy(before, row_ids[scored], reduction="none").double().sum().item()
                 )
+        self._require_finite(all(map(math.isfinite, nats)))
         return [
             TextScore(total, len(row), len(text.encode()))
             for total, row, text in zip(nats, tokens, texts, strict=True)
@@ -120,7 +122,13 @@ class LanguageModel:
                 end = len(window.tokens)
                 last[window.text] = row[end - 1].cpu().clone()
                 pooled[window.text] = row[end - max(window.num_scored, 1) : end].mean(dim=0).cpu()
-        return TextFeatures(*(torch.stack([of[text] for text in range(len(texts))]) for of in (last, pooled)))
+        found = TextFeatures(*(torch.stack([of[text] for text in range(len(texts))]) for of in (last, pooled)))
+        self._require_finite(all(bool(states.isfinite().all()) for states in found))
+        return found
+
+    def _require_finite(self, is_finite: bool) -> None:
+        if not is_finite:
+            raise FloatingPointError(f"what the judge {self.name} says is not finite: its weights are damaged")
 
     def _tokens_of(self, texts: Sequence[str]) -> list[list[int]]:
         if not texts:
