@@ -15,19 +15,19 @@ from dataclasses import replace
 
 import torch
 
-from crocodil.decoding import PLAIN, Decoding, Engine, decode, reveal, rows_by_call
-from crocodil.demasking import Guided, Unguided
-from crocodil.graphs import Recorder
 from crocodil.models.demasker import Demasker, DemaskerConfig
 from crocodil.models.llada import LLaDA, LLaDAConfig
 from crocodil.models.register_denoiser import RegisterDenoiser, RegisterDenoiserConfig
 from crocodil.models.register_encoder import RegisterEncoder, RegisterEncoderConfig
 from crocodil.pipeline import Crocodil
-from crocodil.pipeline.machine import compile_blocks
+from crocodil.pipeline.engine import compile_blocks
 from crocodil.presets.models import paper_conditional_prior, paper_demasker, paper_encoder, paper_prior
-from crocodil.processes.masking import AtRandom
 from crocodil.processes.plan import DecodePlan
-from crocodil.samplers import PriorSampling, con_within_disc, draw_registers
+from crocodil.processes.reveal import AtRandom
+from crocodil.runtime.graphs import Recorder
+from crocodil.sampling.algorithms import PriorSampling, con_within_disc, draw_registers
+from crocodil.sampling.decode import PLAIN, Decoding, Engine, decode, reveal, rows_by_call
+from crocodil.sampling.guidance import Guided, Unguided
 from crocodil.seeding import Streams, generator_for
 
 SMALL = LLaDAConfig(

@@ -19,16 +19,16 @@ import numpy as np
 import torch
 
 from crocodil.corpus.shards import FORMAT, FORMAT_VERSION, Corpus, ShardWriter, token_dtype
-from crocodil.distributed import Ranks
 from crocodil.models.demasker import Demasker
 from crocodil.models.register_encoder import RegisterEncoder
 from crocodil.presets.models import llada_8b
-from crocodil.presets.training import ADAPTED, FRESH, preset
+from crocodil.presets.runs import ADAPTED, FRESH, preset
+from crocodil.runtime.distributed import Ranks
 from crocodil.seeding import generator_for
+from crocodil.training.adapting import add_adapters
 from crocodil.training.cached_registers import cache_registers
 from crocodil.training.estimate import estimates
 from crocodil.training.loop import prepare, start, take_step
-from crocodil.training.lora import add_adapters
 from crocodil.training.run import Place, Pretrained, base_stage, prior_stage
 from crocodil.training.stages import GuidedStage
 from crocodil.training.work import matrix_rate

@@ -1,10 +1,10 @@
 """Appendix B's world of two sentences, "cat meows" and "dog barks".
 
 A masked diffusion model that reveals both words at once mixes the two; one register removes the mixtures. The
-whole method on one page, three losses and four samplers, is src/crocodil/reproduce/two_sentences.py.
+whole method on one page, three losses and four samplers, is src/crocodil/reproduce/experiments/two_sentences.py.
 """
 
-from crocodil.reproduce.two_sentences import NUM_SAMPLES, rows
+from crocodil.reproduce.experiments.two_sentences import NUM_SAMPLES, rows
 
 if __name__ == "__main__":
     found = rows(print)

@@ -15,16 +15,16 @@ from typing import Annotated
 import torch
 import typer
 
-from crocodil.atomic import locked, remove_unfinished
 from crocodil.corpus.build import build
 from crocodil.corpus.shards import CORPUS_FILE, Programs
-from crocodil.distributed import Ranks
 from crocodil.objectives import DemaskerObjective, PriorObjective
 from crocodil.pipeline import Crocodil
 from crocodil.pipeline.folder import TOKENIZER_FILE
 from crocodil.pipeline.settings import BUILTIN, model_folder
 from crocodil.presets.corpora import own_python
-from crocodil.tokenization import Retokenizer
+from crocodil.runtime.atomic import locked, remove_unfinished
+from crocodil.runtime.distributed import Ranks
+from crocodil.text.retokenizer import Retokenizer
 from crocodil.training.cached_registers import CachedRegisters, cache_registers
 from crocodil.training.loop import LoopConfig, has_begun, train
 from crocodil.training.record import checksum_of, keep_to_record

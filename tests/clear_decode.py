@@ -1,19 +1,14 @@
 """The decode loop as one would first write it: shapes as they come, every tensor looked at, nothing left out.
 
-`crocodil.decoding.decode` must equal it token for token and call for call.
+`crocodil.sampling.decode.decode` must equal it token for token and call for call.
 """
 
 import torch
 
-from crocodil.cost import NO_COST, Cost
-from crocodil.decoding import Samples
-from crocodil.processes.masking import (
-    RevealStep,
-    before_given_text,
-    fill_behind_end,
-    hold_back_ends,
-    propose_tokens,
-)
+from crocodil.processes.categorical import propose_tokens
+from crocodil.processes.reveal import RevealStep, before_given_text, fill_behind_end, hold_back_ends
+from crocodil.sampling.cost import NO_COST, Cost
+from crocodil.sampling.decode import Samples
 
 
 @torch.no_grad()

@@ -8,11 +8,12 @@ import sys
 import tiny
 import torch
 
-from crocodil.decoding import PLAIN, Decoding, Engine, as_it_is, decode, empty_canvas, reveal
-from crocodil.demasking import Guided
-from crocodil.graphs import Recorder
-from crocodil.processes.masking import Allowed, AtRandom, MostConfident
+from crocodil.processes.categorical import Allowed
 from crocodil.processes.plan import DecodePlan
+from crocodil.processes.reveal import AtRandom, MostConfident
+from crocodil.runtime.graphs import Recorder
+from crocodil.sampling.decode import PLAIN, Decoding, Engine, as_it_is, decode, empty_canvas, reveal
+from crocodil.sampling.guidance import Guided
 from crocodil.seeding import Streams
 
 

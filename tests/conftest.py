@@ -43,7 +43,7 @@ def trained(corpus, tmp_path_factory):
     """A run directory with all stages finished, in half of tiny's steps; tests of training have one with all."""
     from dataclasses import replace
 
-    from crocodil.presets.training import tiny
+    from crocodil.presets.runs import tiny
     from crocodil.training.run import STAGES, Place, run_stage
 
     out, run = tmp_path_factory.mktemp("run"), tiny(corpus)

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from crocodil.atomic import locked, whole_file
+from crocodil.runtime.atomic import locked, whole_file
 
 
 def test_a_pipe_or_a_folder_is_never_written_over(tmp_path):
@@ -45,7 +45,10 @@ def test_a_file_in_a_folder_that_is_not_there_is_one_line(tmp_path):
 
 def test_a_second_process_is_told_that_a_place_is_in_use(tmp_path):
     out = tmp_path / "out"
-    ask = f"from pathlib import Path; from crocodil.atomic import locked\nwith locked(Path({str(out)!r})): print()"
+    ask = (
+        "from pathlib import Path; from crocodil.runtime.atomic import locked\n"
+        f"with locked(Path({str(out)!r})): print()"
+    )
     run = [sys.executable, "-c", ask]
     with locked(out):
         second = subprocess.run(run, capture_output=True, text=True, check=False)

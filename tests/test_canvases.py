@@ -8,15 +8,16 @@ import tiny
 import torch
 from torch.nn.functional import one_hot
 
-from crocodil.decoding import Decoding, decode, settle
-from crocodil.demasking import Unguided
 from crocodil.pipeline import Given
 from crocodil.pipeline.canvases import masked_canvas
 from crocodil.pipeline.folder import parts_of
 from crocodil.pipeline.settings import BUILTIN
-from crocodil.processes.masking import Allowed, MostConfident, Remask
+from crocodil.processes.categorical import Allowed
 from crocodil.processes.plan import DecodePlan
-from crocodil.tokenization import Tokenizer
+from crocodil.processes.reveal import MostConfident, Remask
+from crocodil.sampling.decode import Decoding, decode, settle
+from crocodil.sampling.guidance import Unguided
+from crocodil.text.tokenizer import Tokenizer
 
 LENGTH = 32
 PROGRAMS = [

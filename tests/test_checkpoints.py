@@ -8,19 +8,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3Model
 
-from crocodil.checkpoints import (
-    llada_config,
-    llada_name,
-    load_llada,
-    load_model,
-    load_qwen3_embedding,
-    save_model,
-    write_tensors,
-)
-from crocodil.checksums import write_checksums
+from crocodil.checkpoints.checksums import write_checksums
+from crocodil.checkpoints.format import load_model, save_model
+from crocodil.checkpoints.llada import llada_config, llada_name, load_llada
+from crocodil.checkpoints.qwen3 import load_qwen3_embedding
+from crocodil.checkpoints.tensors import from_int8, to_int8, write_tensors
 from crocodil.models.llada import LLaDA, LLaDAConfig
 from crocodil.processes.registers import normalise
-from crocodil.quantisation import from_int8, to_int8
 from crocodil.seeding import generator_for
 
 # ---------------------------------------------------------------- LLaDA's format

@@ -6,8 +6,8 @@ import shutil
 import pytest
 import tiny
 
-from crocodil.checkpoints import load_model, save_model
-from crocodil.checksums import SMALL_BYTES, check_quickly, verify, word_sum, write_checksums
+from crocodil.checkpoints.checksums import SMALL_BYTES, check_quickly, verify, word_sum, write_checksums
+from crocodil.checkpoints.format import load_model, save_model
 
 
 @pytest.fixture

@@ -10,11 +10,11 @@ from crocodil import __version__
 from crocodil.cli import main, options
 from crocodil.judges.folders import PACKAGED
 from crocodil.pipeline.folder import NETWORKS
-from crocodil.presets.training import ADAPTED, FRESH
-from crocodil.processes.masking import RULES
+from crocodil.presets.runs import ADAPTED, FRESH
 from crocodil.processes.plan import RuleName
+from crocodil.processes.reveal import RULES
 from crocodil.reproduce.experiments import NAMES
-from crocodil.reproduce.settings import SETTINGS
+from crocodil.reproduce.protocol import SETTINGS
 from crocodil.training.run import STAGES
 
 

@@ -5,7 +5,7 @@ import pickle
 
 import pytest
 
-from crocodil.config import Length, Share, Temperature, Width, config, read_as
+from crocodil.runtime.config import Length, Share, Temperature, Width, config, read_as
 
 
 @config

@@ -12,18 +12,19 @@ import torch
 from tiny import CONDITIONAL, MASK
 from tiny_judges import PROGRAMS, save_language_model
 
-from crocodil.checkpoints import load_llada, save_model
-from crocodil.decoding import PLAIN, Decoding, Engine, empty_canvas
-from crocodil.demasking import Guided
-from crocodil.distributed import Ranks
-from crocodil.graphs import Recorder
+from crocodil.checkpoints.format import save_model
+from crocodil.checkpoints.llada import load_llada
 from crocodil.judges import LanguageModel
 from crocodil.models.register_encoder import RegisterEncoder
 from crocodil.objectives import PriorObjective
 from crocodil.presets import training as presets
-from crocodil.processes.masking import AboveThreshold, AtRandom, MostConfident, Remask, RemaskByConfidence
 from crocodil.processes.plan import DecodePlan
-from crocodil.samplers import PriorSampling, con_then_disc, con_within_disc, draw_registers
+from crocodil.processes.reveal import AboveThreshold, AtRandom, MostConfident, Remask, RemaskByConfidence
+from crocodil.runtime.distributed import Ranks
+from crocodil.runtime.graphs import Recorder
+from crocodil.sampling.algorithms import PriorSampling, con_then_disc, con_within_disc, draw_registers
+from crocodil.sampling.decode import PLAIN, Decoding, Engine, empty_canvas
+from crocodil.sampling.guidance import Guided
 from crocodil.seeding import Streams, generator_for
 from crocodil.training.loop import prepare, recorder_for, start, take_step
 from crocodil.training.run import Place, conditional_stage

@@ -31,7 +31,7 @@ from crocodil.judges import (
 )
 from crocodil.judges.folders import install
 from crocodil.judges.language_model import windows_of
-from crocodil.tokenization import Tokenizer
+from crocodil.text.tokenizer import Tokenizer
 
 needs_faiss = pytest.mark.skipif(importlib.util.find_spec("faiss") is None, reason="needs faiss")
 

@@ -7,11 +7,11 @@ import tiny
 import torch
 from tiny import MASK
 
-from crocodil.decoding import Decoding, empty_canvas
-from crocodil.demasking import Guided
 from crocodil.objectives import DemaskerObjective, PriorObjective, base_loss, guided_loss, prior_loss
 from crocodil.processes.plan import DecodePlan
-from crocodil.samplers import PriorSampling, autoencode, con_then_disc, draw_registers
+from crocodil.sampling.algorithms import PriorSampling, autoencode, con_then_disc, draw_registers
+from crocodil.sampling.decode import Decoding, empty_canvas
+from crocodil.sampling.guidance import Guided
 
 LENGTH, NUM_REGISTERS, REGISTER_WIDTH = 16, 4, 32
 BACKBONE = replace(tiny.BACKBONE, width=64, mlp_width=128)

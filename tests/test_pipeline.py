@@ -15,14 +15,14 @@ from typer.testing import CliRunner
 
 from crocodil import cli
 from crocodil.cli.texts import difference, partly_shown
-from crocodil.cost import Cost
 from crocodil.metrics.likelihood import demasking_accuracy
 from crocodil.pipeline import Choices, Crocodil, Given, Method, Settings
 from crocodil.pipeline.canvases import NOTHING
-from crocodil.pipeline.machine import affordable_batch
+from crocodil.pipeline.engine import affordable_batch
 from crocodil.pipeline.settings import read_settings
 from crocodil.presets.models import paper_demasker
-from crocodil.processes.masking import AboveThreshold, AtRandom, Remask
+from crocodil.processes.reveal import AboveThreshold, AtRandom, Remask
+from crocodil.sampling.cost import Cost
 from crocodil.seeding import Streams
 
 TEXT = "def q1_alpha_0(q1_delta, scale=0):\n    return total\n"

@@ -11,10 +11,10 @@ from crocodil.models.register_denoiser import RegisterDenoiser
 from crocodil.models.register_encoder import RegisterEncoder
 from crocodil.objectives import sample_visible_registers
 from crocodil.presets import models
-from crocodil.presets.training import ABLATIONS, paper, paper_one_gpu, paper_plus, preset, small, tiny
+from crocodil.presets.runs import ABLATIONS, paper, paper_one_gpu, paper_plus, preset, small, tiny
 from crocodil.seeding import Streams, generator_for
+from crocodil.training.adapting import begin_as_base
 from crocodil.training.run import Pretrained
-from crocodil.training.warm_start import begin_as_base
 
 MIB = 1 << 20
 

@@ -4,7 +4,7 @@ import time
 import pytest
 
 from crocodil.pipeline.batches import _Ticks
-from crocodil.progress import progress
+from crocodil.runtime.progress import progress
 
 
 def work(worth_s, **choices):

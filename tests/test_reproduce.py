@@ -12,37 +12,44 @@ import torch
 from tiny_judges import save_encoder, save_language_model
 from typer.testing import CliRunner
 
-from crocodil import cli, figures
-from crocodil.atomic import locked
-from crocodil.checkpoints import save_model
-from crocodil.figures import Curve, Panel
+from crocodil import cli
+from crocodil.checkpoints.format import save_model
 from crocodil.judges import TextScore, gen_ppl
 from crocodil.metrics import Run, TextFeatures
 from crocodil.models.llada import LLaDA
 from crocodil.pipeline import Crocodil, Method, Settings
-from crocodil.presets.training import tiny
+from crocodil.presets.runs import tiny
 from crocodil.processes.plan import DecodePlan
-from crocodil.reproduce import autoencoder, equal_cost, memorisation, priors, published, two_sentences
-from crocodil.reproduce.contests import best, finalists
-from crocodil.reproduce.demasker import register_counts
+from crocodil.reproduce import figures, published
+from crocodil.reproduce.context import Lab, with_base, with_steps
 from crocodil.reproduce.document import Listing, Section, Table, Text, as_html, as_markdown, number, spread_around
 from crocodil.reproduce.evaluation import evaluate_model, evaluate_texts, read_texts
-from crocodil.reproduce.experiments import compute_all, read_all
-from crocodil.reproduce.fairness import base_compute_share, stage_flops
-from crocodil.reproduce.generation import (
+from crocodil.reproduce.experiments import (
+    autoencoder,
+    compute_all,
+    copies,
+    equal_cost,
+    read_all,
+    two_sentences,
+)
+from crocodil.reproduce.experiments.copies import described
+from crocodil.reproduce.experiments.demasker_curves import register_counts
+from crocodil.reproduce.experiments.generation import (
     compute_cpu_seconds,
     own_best_calls,
     speedup_tables,
     speedups,
     speedups_by_mauve,
 )
-from crocodil.reproduce.generation import show as show_generation
+from crocodil.reproduce.experiments.generation import show as show_generation
+from crocodil.reproduce.experiments.training_compute import base_compute_share, stage_flops
+from crocodil.reproduce.figures import Curve, Panel
 from crocodil.reproduce.judging import Court, Judge
-from crocodil.reproduce.lab import Lab, with_base, with_steps
-from crocodil.reproduce.memorisation import described
+from crocodil.reproduce.protocol import EXAMPLE_CALLS, FULL, QUICK, TINY, blocks_and_calls, setting
 from crocodil.reproduce.report import report, summary, timed, write_report
-from crocodil.reproduce.rows import Job, Store, note_of, read_rows, select
-from crocodil.reproduce.settings import EXAMPLE_CALLS, FULL, QUICK, TINY, blocks_and_calls, setting
+from crocodil.reproduce.store import Job, Store, note_of, read_rows, select
+from crocodil.reproduce.sweep import best, finalists
+from crocodil.runtime.atomic import locked
 from crocodil.seeding import generator_for
 from crocodil.training.run import Place, base_stage, conditional_stage, guided_stage, prior_stage
 
@@ -428,7 +435,7 @@ def test_rows_of_the_base_name_the_settings_that_the_base_generates_with(pipe, c
     rows = {row["method"]: (row["temperature"], row["rule"]) for row in compute_cpu_seconds(lab)}
     guided = (0.0, "remask by confidence")
     assert rows == {"base": (1.0, "most confident"), "conthendisc": guided, "conwithindisc": guided}
-    (found,) = memorisation.compute(lab)
+    (found,) = copies.compute(lab)
     assert {who: (one["temperature"], one["rule"]) for who, one in found["chosen"].items()} == rows
 
 
@@ -580,11 +587,11 @@ def test_what_has_no_rows_is_named_as_not_measured(results):
     for title, line in {
         "Moment of the refresh (App. G ii)": "**Not measured**: no rows of `crocodil reproduce refresh`.",
         "Noise on registers (Fig. 7)": "**Not measured**: no rows of `crocodil reproduce noise`.",
-        priors.TITLE: "**Not measured**: no rows of `crocodil reproduce prdc`.",
+        register_priors.TITLE: "**Not measured**: no rows of `crocodil reproduce prdc`.",
         "Autoencoder (Tables 1 and 2, Fig. 5)": "**Not measured at length 128**",
     }.items():
         assert line in sections[title]
-    assert "PSNR" in sections[priors.TITLE]
+    assert "PSNR" in sections[register_priors.TITLE]
 
 
 def test_rows_without_a_pooled_mauve_say_that_it_was_not_measured(results):

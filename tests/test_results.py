@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from crocodil.figures import can_draw
 from crocodil.pipeline import Crocodil, Method
-from crocodil.reproduce.contests import own_candidate
+from crocodil.reproduce.context import parts, with_base
 from crocodil.reproduce.document import as_markdown
 from crocodil.reproduce.experiments import read_all
-from crocodil.reproduce.fairness import base_compute_share
-from crocodil.reproduce.lab import parts, with_base
+from crocodil.reproduce.experiments.training_compute import base_compute_share
+from crocodil.reproduce.figures import can_draw
 from crocodil.reproduce.report import TITLE, report, summary, timed
+from crocodil.reproduce.sweep import own_candidate
 from crocodil.training.run import read_record
 
 ROOT = Path(__file__).parent.parent

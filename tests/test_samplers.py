@@ -11,24 +11,24 @@ from safetensors.torch import load_file
 from tiny import EOS, MASK, NUM_REGISTERS, REGISTER_WIDTH, VOCAB
 from torch.nn.functional import one_hot
 
-from crocodil.checkpoints import load_llada
-from crocodil.cost import Cost, Size
-from crocodil.decoding import Decoding, Draw, decode, empty_canvas, settle
-from crocodil.demasking import Guided, Unguided, strengthened
-from crocodil.encoding import encode_checked
+from crocodil.checkpoints.llada import load_llada
+from crocodil.processes.categorical import Allowed
 from crocodil.processes.gaussian import block_offsets, ddim_step, ddim_times, shifted_time, walk
-from crocodil.processes.masking import (
+from crocodil.processes.plan import DecodePlan
+from crocodil.processes.registers import block_index, normalise
+from crocodil.processes.reveal import (
     AboveThreshold,
-    Allowed,
     AtRandom,
     MostConfident,
     NoisyConfidence,
     Remask,
     RemaskByConfidence,
 )
-from crocodil.processes.plan import DecodePlan
-from crocodil.processes.registers import block_index, normalise
-from crocodil.samplers import PriorSampling, autoencode, con_then_disc, con_within_disc, draw_registers
+from crocodil.sampling.algorithms import PriorSampling, autoencode, con_then_disc, con_within_disc, draw_registers
+from crocodil.sampling.cost import Cost, Size
+from crocodil.sampling.decode import Decoding, Draw, decode, empty_canvas, settle
+from crocodil.sampling.guidance import Guided, Unguided, strengthened
+from crocodil.text.encode import encode_checked
 
 TABLE_1 = {32: [8, 16, 32, 64, 128, 256], 64: [8, 16, 32, 64], 128: [8, 16, 32, 64], 256: [4, 8, 16, 32, 64]}
 TABLE_2 = {

@@ -12,7 +12,8 @@ from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, tra
 from tokenizers import Tokenizer as Raw
 
 import crocodil
-from crocodil.tokenization import PRE_TOKENS, Retokenizer, Tokenizer
+from crocodil.text.retokenizer import Retokenizer
+from crocodil.text.tokenizer import PRE_TOKENS, Tokenizer
 
 SOURCES = [file.read_text() for file in sorted(Path(crocodil.__file__).parent.rglob("*.py"))]
 TRICKY = [

@@ -6,23 +6,25 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from crocodil.checkpoints import load_llada, load_model, load_qwen3_embedding, save_model
-    from crocodil.cost import Cost
-    from crocodil.decoding import Decoding, decode
+    from crocodil.checkpoints.format import load_model, save_model
+    from crocodil.checkpoints.llada import load_llada
+    from crocodil.checkpoints.qwen3 import load_qwen3_embedding
     from crocodil.models.demasker import Demasker
     from crocodil.models.llada import LLaDA
     from crocodil.models.register_denoiser import RegisterDenoiser
     from crocodil.models.register_encoder import RegisterEncoder
     from crocodil.pipeline import Choices, Crocodil, Generation, Given, Method, Registers
     from crocodil.processes.plan import DecodePlan
+    from crocodil.sampling.cost import Cost
+    from crocodil.sampling.decode import Decoding, decode
     from crocodil.seeding import Streams
 
 _HOMES = {
     "Choices": "pipeline",
-    "Cost": "cost",
+    "Cost": "sampling.cost",
     "Crocodil": "pipeline",
     "DecodePlan": "processes.plan",
-    "Decoding": "decoding",
+    "Decoding": "sampling.decode",
     "Demasker": "models.demasker",
     "Generation": "pipeline",
     "Given": "pipeline",
@@ -32,11 +34,11 @@ _HOMES = {
     "RegisterEncoder": "models.register_encoder",
     "Registers": "pipeline",
     "Streams": "seeding",
-    "decode": "decoding",
-    "load_llada": "checkpoints",
-    "load_model": "checkpoints",
-    "load_qwen3_embedding": "checkpoints",
-    "save_model": "checkpoints",
+    "decode": "sampling.decode",
+    "load_llada": "checkpoints.llada",
+    "load_model": "checkpoints.format",
+    "load_qwen3_embedding": "checkpoints.qwen3",
+    "save_model": "checkpoints.format",
 }
 
 __all__ = [

@@ -12,19 +12,11 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from crocodil.config import Amount, Cosine, Positive, Share, config
 from crocodil.models.demasker import Demasker
 from crocodil.models.llada import LLaDA
 from crocodil.models.register_denoiser import RegisterDenoiser
 from crocodil.processes.gaussian import add_noise, block_offsets, effective_time, sample_base_time
-from crocodil.processes.masking import (
-    Masked,
-    bare_canvas,
-    demasking_loss,
-    mask_prob_at,
-    mask_tokens,
-    sample_given,
-)
+from crocodil.processes.masking import Masked, bare_canvas, demasking_loss, mask_prob_at, mask_tokens, sample_given
 from crocodil.processes.registers import (
     block_index,
     noise_std_for_cosine,
@@ -32,6 +24,7 @@ from crocodil.processes.registers import (
     sample_block_end,
     sample_prefix_length,
 )
+from crocodil.runtime.config import Amount, Cosine, Positive, Share, config
 from crocodil.seeding import Streams
 from crocodil.shapes import PerSample, Positions, PrefixLength, RegisterBank, RegisterTime, TokenIds
 

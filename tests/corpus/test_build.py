@@ -26,12 +26,12 @@ from crocodil.corpus.build import build, run_harvest
 from crocodil.corpus.packing import pack, unpack
 from crocodil.corpus.recipe import Recipe
 from crocodil.corpus.registry import lock, read_manifest
-from crocodil.corpus.report import samples, tables, warnings
 from crocodil.corpus.shards import Corpus, checksums
 from crocodil.corpus.sources import Files, Wheels
+from crocodil.corpus.summary import samples, tables, warnings
 from crocodil.presets.corpora import own_python
-from crocodil.progress import progress
-from crocodil.tokenization import Tokenizer
+from crocodil.runtime.progress import progress
+from crocodil.text.tokenizer import Tokenizer
 
 NAMES = [f"pack{number:02d}" for number in range(12)] + ["copyleft"]
 

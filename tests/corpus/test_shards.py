@@ -9,7 +9,7 @@ from crocodil.corpus.documents import Document, SourceFile, definitions
 from crocodil.corpus.leaks import leaked_shares, window_hashes
 from crocodil.corpus.order import Order
 from crocodil.corpus.shards import Programs, Shard, ShardWriter, token_dtype
-from crocodil.tokenization import Tokenizer
+from crocodil.text.tokenizer import Tokenizer
 
 BOS, EOS = 1, 2
 TEXTS = [program(name, count) for name, count in (("a", 1), ("b", 4), ("c", 7))]

@@ -259,7 +259,7 @@ def fields_of(value: Any, before: str = "") -> list[str]:
 def _change(world: World, random: Random) -> str:
     """`--set NAME=VALUE` with a field that exists, or nearly."""
     from crocodil.corpus.shards import Corpus
-    from crocodil.presets.training import tiny
+    from crocodil.presets.runs import tiny
 
     names = [
         one

@@ -85,7 +85,7 @@ def mutate_model(random: Random, folder: Path, mark: Path) -> str:
 def sign(folder: Path) -> bool:
     """Checksums anew, as if the damage had been there when the model was written; False where there are none."""
     try:
-        from crocodil.checksums import CHECKSUM_FILE, write_checksums
+        from crocodil.checkpoints.checksums import CHECKSUM_FILE, write_checksums
     except ImportError:
         return False
     if any(not (path.is_file() or path.is_dir()) for path in folder.rglob("*")):
@@ -139,8 +139,8 @@ def checkpoints(world: World, random: Random, sandbox: Path) -> None:
 
 def _seal(file: Path) -> bool:
     """Checksums anew over what training wrote, so that what lies behind them is tested too."""
-    from crocodil.checksums import sha256
-    from crocodil.training.sealed import write_sealed
+    from crocodil.checkpoints.checksums import sha256
+    from crocodil.training.record import write_sealed
 
     state = file if file.suffix == ".json" else file.parent / "state.json"
     if not all(one.is_file() for one in (file, state)):  # to open a pipe would never end

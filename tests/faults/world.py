@@ -110,8 +110,8 @@ def prepare_process() -> None:
 
     torch.set_num_threads(1)
     for module in (
-        "cli", "cli.texts", "pipeline", "corpus.build", "corpus.packing", "corpus.report", "presets.corpora",
-        "presets.changes", "training.run", "training.history", "reproduce.experiments", "reproduce.report",
+        "cli", "cli.texts", "pipeline", "corpus.build", "corpus.packing", "corpus.summary", "presets.corpora",
+        "presets.runs", "training.run", "training.journal", "reproduce.experiments", "reproduce.report",
         "reproduce.evaluation", "reproduce.judging",
     ):  # fmt: skip
         importlib.import_module(f"crocodil.{module}")

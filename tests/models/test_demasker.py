@@ -5,7 +5,7 @@ import tiny
 import torch
 from tiny import NUM_REGISTERS
 
-from crocodil.checkpoints import load_llada
+from crocodil.checkpoints.llada import load_llada
 from crocodil.models.demasker import Demasker, DemaskerConfig, fixed_axes, literal_axes
 from crocodil.seeding import generator_for
 

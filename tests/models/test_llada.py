@@ -6,7 +6,7 @@ import tiny
 import torch
 from safetensors.torch import load_file
 
-from crocodil.checkpoints import llada_config, load_llada
+from crocodil.checkpoints.llada import llada_config, load_llada
 from crocodil.models.llada import LLaDA
 from crocodil.presets import models
 

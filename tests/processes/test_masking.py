@@ -5,8 +5,16 @@ import tiny
 import torch
 from tiny import EOS, MASK, VOCAB
 
+from crocodil.processes.categorical import STRETCH, _invert, draw_tokens, propose_tokens
 from crocodil.processes.masking import (
-    STRETCH,
+    demasking_loss,
+    mask_prob_at,
+    mask_tokens,
+    reverse_step,
+    sample_given,
+    stratified_times,
+)
+from crocodil.processes.reveal import (
     AboveThreshold,
     AtRandom,
     MostConfident,
@@ -14,19 +22,10 @@ from crocodil.processes.masking import (
     Remask,
     RemaskByConfidence,
     RevealStep,
-    _invert,
     before_given_text,
-    demasking_loss,
-    draw_tokens,
     fill_behind_end,
     highest,
     hold_back_ends,
-    mask_prob_at,
-    mask_tokens,
-    propose_tokens,
-    reverse_step,
-    sample_given,
-    stratified_times,
 )
 
 KEEPING = [MostConfident(), AtRandom(), NoisyConfidence(), AboveThreshold(0.3)]

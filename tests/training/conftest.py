@@ -6,7 +6,7 @@ import pytest
 @pytest.fixture(scope="session")
 def trained(corpus, tmp_path_factory):
     """A run directory with all stages finished."""
-    from crocodil.presets.training import tiny
+    from crocodil.presets.runs import tiny
     from crocodil.training.run import STAGES, Place, run_stage
 
     out = tmp_path_factory.mktemp("run")

@@ -8,17 +8,17 @@ import tiny as nets
 import torch
 from safetensors.torch import save_file
 
-from crocodil.checkpoints import llada_name, load_model
+from crocodil.checkpoints.format import load_model
+from crocodil.checkpoints.llada import llada_name
 from crocodil.corpus.shards import TOKENIZER_FILE
-from crocodil.distributed import Ranks
 from crocodil.models.demasker import Demasker
-from crocodil.presets.changes import changed
-from crocodil.presets.training import paper, paper_one_gpu, preset
+from crocodil.presets.runs import changed, paper, paper_one_gpu, preset
+from crocodil.runtime.distributed import Ranks
 from crocodil.seeding import generator_for
-from crocodil.tokenization import Tokenizer
+from crocodil.text.tokenizer import Tokenizer
+from crocodil.training.adapting import LoRA, add_adapters, merged
 from crocodil.training.estimate import estimates
 from crocodil.training.loop import LoopConfig, start, take_step
-from crocodil.training.lora import LoRA, add_adapters, merged
 from crocodil.training.run import Place, Pretrained, guided_stage, run_stage
 
 

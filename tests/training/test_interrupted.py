@@ -16,19 +16,18 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from crocodil.atomic import locked, whole_directory
-from crocodil.checkpoints import load_model
+from crocodil.checkpoints.format import load_model
 from crocodil.cli.train import assemble
 from crocodil.corpus.shards import Corpus
-from crocodil.distributed import Ranks
 from crocodil.pipeline import Crocodil
-from crocodil.presets.changes import changed
-from crocodil.presets.training import tiny
+from crocodil.presets.runs import changed, tiny
+from crocodil.runtime.atomic import locked, whole_directory
+from crocodil.runtime.distributed import Ranks
 from crocodil.training import checkpointing
 from crocodil.training.cached_registers import _open_bank
 from crocodil.training.loop import start, train
+from crocodil.training.record import write_sealed
 from crocodil.training.run import Place, base_stage, run_stage
-from crocodil.training.sealed import write_sealed
 
 
 def quick(corpus):
@@ -61,7 +60,7 @@ import os, signal, sys
 from pathlib import Path
 sys.path[:0] = [sys.argv[1], os.path.dirname(sys.argv[1])]
 import test_interrupted as here
-import crocodil.distributed as distributed
+import crocodil.runtime.distributed as distributed
 import crocodil.training.run as running
 from crocodil.corpus.shards import Corpus
 

@@ -9,13 +9,11 @@ import pytest
 from typer.testing import CliRunner
 
 from crocodil import cli
-from crocodil.devices import checked_device
-from crocodil.presets.changes import changed
-from crocodil.presets.training import ADAPTED, FRESH, tiny
-from crocodil.progress import rate
-from crocodil.training.history import curves, last_values
-from crocodil.training.journal import metrics_log
-from crocodil.training.lora import LoRA
+from crocodil.presets.runs import ADAPTED, FRESH, changed, tiny
+from crocodil.runtime.devices import checked_device
+from crocodil.runtime.progress import rate
+from crocodil.training.adapting import LoRA
+from crocodil.training.journal import curves, last_values, metrics_log
 from crocodil.training.run import Place, read_recorded, run_stage
 
 

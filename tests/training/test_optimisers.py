@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from crocodil.distributed import Ranks
-from crocodil.presets.training import tiny
+from crocodil.presets.runs import tiny
+from crocodil.runtime.distributed import Ranks
 from crocodil.training import checkpointing
 from crocodil.training.loop import LoopConfig, prepare, start, take_step
 from crocodil.training.optimisers import Muon, hidden_matrices, orthogonalised

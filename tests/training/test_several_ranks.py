@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from crocodil.checkpoints import load_model
+from crocodil.checkpoints.format import load_model
 from crocodil.corpus.shards import Corpus
-from crocodil.distributed import Ranks, ranks
-from crocodil.presets.training import tiny
+from crocodil.presets.runs import tiny
+from crocodil.runtime.distributed import Ranks, ranks
 from crocodil.training import checkpointing
 from crocodil.training.loop import LoopConfig, start
 from crocodil.training.run import Place, base_stage, guided_stage, run_stage

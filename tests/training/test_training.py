@@ -16,10 +16,10 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from crocodil import cli
-from crocodil.checkpoints import load_model
+from crocodil.checkpoints.format import load_model
 from crocodil.corpus.shards import Corpus
-from crocodil.distributed import Ranks
-from crocodil.presets.training import ABLATIONS, tiny
+from crocodil.presets.runs import ABLATIONS, tiny
+from crocodil.runtime.distributed import Ranks
 from crocodil.training import checkpointing
 from crocodil.training.estimate import estimates
 from crocodil.training.loop import LoopConfig, Phase, prepare, start, take_step, train, trained_at

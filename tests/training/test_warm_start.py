@@ -5,7 +5,7 @@ import tiny
 import torch
 
 from crocodil.seeding import generator_for
-from crocodil.training.warm_start import begin_as_base
+from crocodil.training.adapting import begin_as_base
 
 
 def test_an_encoder_can_begin_with_the_first_blocks_of_a_demasker():

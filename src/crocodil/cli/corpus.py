@@ -59,27 +59,27 @@ def show(
     from rich.console import Console
     from rich.text import Text
 
-    from crocodil.corpus import report
+    from crocodil.corpus import summary
     from crocodil.corpus.shards import Corpus
 
     console = Console()
     found = Corpus(directory)
-    for rows in report.tables(found):
+    for rows in summary.tables(found):
         console.print(table(rows))
-    for text in report.samples(found, count=samples, length=length):
+    for text in summary.samples(found, count=samples, length=length):
         console.rule(style="dim")
         console.print(Text(text), soft_wrap=True)
-    for warning in report.warnings(found):
+    for warning in summary.warnings(found):
         typer.echo(f"crocodil: warning: {warning}", err=True)
 
 
 @corpus.command()
 def card(directory: Path, out: Annotated[Path, typer.Option(help="The Markdown file to write.")]) -> None:
     """Write down the sources and licences of a corpus, package by package."""
-    from crocodil.corpus import report
+    from crocodil.corpus import summary
     from crocodil.corpus.shards import Corpus
 
-    _write(out, "\n".join(report.card(Corpus(directory))))
+    _write(out, "\n".join(summary.card(Corpus(directory))))
     typer.echo(f"written to {out}")
 
 
@@ -89,10 +89,10 @@ def lock(
     out: Annotated[Path, typer.Option(help="The manifest to write.")],
 ) -> None:
     """Pin the newest wheel of each package: name, version and sha256."""
-    from crocodil.atomic import plain_file
     from crocodil.corpus.registry import lock as lock_names
     from crocodil.corpus.registry import read_names, without_pin
-    from crocodil.progress import progress
+    from crocodil.runtime.atomic import plain_file
+    from crocodil.runtime.progress import progress
 
     plain_file(out)  # first: the registry may take minutes to answer
     listed = read_names(names)
@@ -142,7 +142,7 @@ def unpack(
 
 
 def _write(file: Path, text: str) -> None:
-    from crocodil.atomic import whole_file
+    from crocodil.runtime.atomic import whole_file
 
     with whole_file(file) as unfinished:
         unfinished.write_text(text, encoding="utf-8")

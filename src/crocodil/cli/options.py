@@ -1,6 +1,6 @@
 """The options that verbs share. Each is checked when the command line is read, before anything heavy is imported.
 
-The checks are those of the configs that the values end up in (`crocodil.config`).
+The checks are those of the configs that the values end up in (`crocodil.runtime.config`).
 """
 
 from collections.abc import Callable
@@ -9,10 +9,10 @@ from typing import Annotated, Any, Literal, get_args
 
 import typer
 
-from crocodil import config
 from crocodil.cli.root import Format
 from crocodil.pipeline.settings import Method
 from crocodil.processes.plan import RuleName
+from crocodil.runtime import config
 
 
 def checked(kind: Any) -> Callable[[Any], Any]:

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from crocodil import config
 from crocodil.cli import options
 from crocodil.cli.root import app
 from crocodil.pipeline.settings import BUILTIN, SETTINGS_FILE, Method, model_folder, read_settings
+from crocodil.runtime import config
 
 if TYPE_CHECKING:
     from crocodil.corpus.shards import Corpus
     from crocodil.pipeline import Crocodil
     from crocodil.reproduce.judging import Court
-    from crocodil.reproduce.settings import Setting
+    from crocodil.reproduce.protocol import Setting
 
 Data = Annotated[Path | None, typer.Option(help="The corpus: its held-out programs are what real text is.")]
 JudgeName = Annotated[str, typer.Option(help="A causal language model, for Gen-PPL and MAUVE.")]
@@ -64,7 +64,7 @@ def reproduce(
     ] = False,
 ) -> None:
     """Compute the paper's tables and figures anew, and write one report. Stopped, it goes on where it was."""
-    from crocodil.atomic import locked, remove_unfinished
+    from crocodil.runtime.atomic import locked, remove_unfinished
 
     if experiments == ["report"]:
         from crocodil.reproduce.experiments import read_all
@@ -80,10 +80,10 @@ def reproduce(
     for one in model or [BUILTIN]:
         read_settings(model_folder(one) / SETTINGS_FILE)
     from crocodil.pipeline import Crocodil
+    from crocodil.reproduce.context import Lab, with_base
     from crocodil.reproduce.experiments import NAMES, compute_all
-    from crocodil.reproduce.lab import Lab, with_base
+    from crocodil.reproduce.protocol import setting as setting_of
     from crocodil.reproduce.report import write_report
-    from crocodil.reproduce.settings import setting as setting_of
 
     setting = setting_of(preset)
     if paper_steps:
@@ -144,7 +144,7 @@ def evaluate(
         read_texts,
         why_no_mauve,
     )
-    from crocodil.reproduce.settings import FULL
+    from crocodil.reproduce.protocol import FULL
 
     if samples is not None:
         texts = read_texts(samples)
@@ -195,9 +195,9 @@ def _from_rows_of(directory: Path) -> Iterator[None]:
 
 def _court(corpus: "Corpus", judge: str, embedder: str | None, setting: "Setting", device: str | None) -> "Court":
     from crocodil.corpus.shards import TOKENIZER_FILE
-    from crocodil.devices import checked_device, default_device
     from crocodil.reproduce.judging import Court, load_embedder, load_judge
-    from crocodil.tokenization import Tokenizer
+    from crocodil.runtime.devices import checked_device, default_device
+    from crocodil.text.tokenizer import Tokenizer
 
     where = checked_device(device or default_device())
     return Court(

@@ -44,7 +44,7 @@ def generate(
 
     from crocodil.cli.texts import print_texts, watching
     from crocodil.pipeline import Crocodil, Given
-    from crocodil.processes.masking import RULES, AboveThreshold
+    from crocodil.processes.reveal import RULES, AboveThreshold
 
     pipe = Crocodil.from_pretrained(model, device=device)
     if coherence is not None:
@@ -112,7 +112,7 @@ def encode(
     device: options.Device = None,
 ) -> None:
     """Write the registers of texts, with the names of the files and the length of the canvas."""
-    from crocodil.atomic import plain_file
+    from crocodil.runtime.atomic import plain_file
 
     texts = [read_text(file) for file in files]
     plain_file(out)
@@ -186,7 +186,7 @@ def verify(
     model: Annotated[str, typer.Argument(help="A model folder, or builtin.")] = BUILTIN,
 ) -> None:
     """Compare every file of a model with its SHA-256. Loading makes a quicker check of its own."""
-    from crocodil.checksums import verify as verify_folder
+    from crocodil.checkpoints.checksums import verify as verify_folder
 
     folder = model_folder(model)
     typer.echo(f"{folder} is whole: {verify_folder(folder)} files are as they were written")

@@ -16,17 +16,17 @@ from rich.live import Live
 from rich.text import Text
 from safetensors import SafetensorError, safe_open
 
-from crocodil.atomic import whole_file
-from crocodil.checkpoints import write_tensors
+from crocodil.checkpoints.tensors import write_tensors
 from crocodil.cli.root import Format
 from crocodil.cli.sample import printable
-from crocodil.config import Length, parse_as, read_as
-from crocodil.cost import NO_COST, Cost
-from crocodil.decoding import OnCall
 from crocodil.pipeline import Crocodil, Generation, Registers
-from crocodil.pipeline.generation import SEPARATOR
+from crocodil.pipeline.results import SEPARATOR
+from crocodil.runtime.atomic import whole_file
+from crocodil.runtime.config import Length, parse_as, read_as
+from crocodil.sampling.cost import NO_COST, Cost
+from crocodil.sampling.decode import OnCall
 from crocodil.shapes import RegisterBank, TokenIds
-from crocodil.tokenization import Tokenizer
+from crocodil.text.tokenizer import Tokenizer
 
 # ---------------------------------------------------------------- reading
 

@@ -7,9 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
-from crocodil import config
 from crocodil.cli import options
 from crocodil.cli.root import app, table
+from crocodil.runtime import config
 
 
 def _above_zero(minutes: float | None) -> float | None:
@@ -67,10 +67,10 @@ def train(
     found = Corpus(data)
     found.require("train", "valid")
 
-    from crocodil.devices import checked_device, default_device
-    from crocodil.distributed import ranks
-    from crocodil.presets.changes import changed
-    from crocodil.presets.training import preset as preset_of
+    from crocodil.presets.runs import changed
+    from crocodil.presets.runs import preset as preset_of
+    from crocodil.runtime.devices import checked_device, default_device
+    from crocodil.runtime.distributed import ranks
     from crocodil.training.run import Place, Pretrained, run_stage
 
     where = checked_device(device or default_device())
@@ -96,9 +96,8 @@ def _show_estimates(
     from rich.console import Console
 
     from crocodil.corpus.shards import Corpus
-    from crocodil.presets.assumed import assumed_corpus
-    from crocodil.presets.changes import changed
-    from crocodil.presets.training import preset as preset_of
+    from crocodil.presets.runs import assumed_corpus, changed
+    from crocodil.presets.runs import preset as preset_of
     from crocodil.training.estimate import estimates
     from crocodil.training.run import STAGES, Pretrained
 
@@ -125,7 +124,7 @@ def _show_estimates(
 def _show_run(directory: Path) -> None:
     from rich.console import Console
 
-    from crocodil.training.history import curves, last_values
+    from crocodil.training.journal import curves, last_values
 
     console = Console()
     for stage, rows in last_values(directory).items():

@@ -20,7 +20,6 @@ from typing import Any
 
 import numpy as np
 
-from crocodil.atomic import locked, remove_unfinished, whole_directory, whole_file
 from crocodil.corpus.documents import Document, utf8_name
 from crocodil.corpus.harvest import COUNTS_FILE, harvest, read_documents
 from crocodil.corpus.leaks import WINDOW, leaked_shares
@@ -38,8 +37,9 @@ from crocodil.corpus.shards import (
     token_dtype,
 )
 from crocodil.corpus.sources import Unit
-from crocodil.progress import progress
-from crocodil.tokenization import Tokenizer
+from crocodil.runtime.atomic import locked, remove_unfinished, whole_directory, whole_file
+from crocodil.runtime.progress import progress
+from crocodil.text.tokenizer import Tokenizer
 
 DOCUMENTS_AT_ONCE = 256  # for the tokenizer
 TRAIN = SPLITS.index("train")

@@ -17,13 +17,13 @@ from typing import NamedTuple
 import numpy as np
 from rensa import RMinHash
 
-from crocodil.atomic import whole_directory
 from crocodil.corpus.archives import readable
 from crocodil.corpus.documents import Document, RawFile, SourceFile, Span, plain, utf8_name, without_notice
 from crocodil.corpus.filters import MIN_CHARS
 from crocodil.corpus.licences import is_permissive
 from crocodil.corpus.recipe import Recipe
 from crocodil.corpus.sources import Skip, Unit
+from crocodil.runtime.atomic import whole_directory
 
 NUM_HASHES = 128
 SHINGLE_WORDS = 5

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from crocodil.atomic import whole_directory
 from crocodil.corpus.archives import Joined
 from crocodil.corpus.shards import CORPUS_FILE, Corpus
+from crocodil.runtime.atomic import whole_directory
 
 # Ids are pairs of bytes: told so, lzma finds more in them.
 _LZMA = [{"id": lzma.FILTER_LZMA2, "preset": 6, "lc": 3, "lp": 1, "pb": 1}]

@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import TypedDict  # pydantic takes typing's own from Python 3.12 on
 
-from crocodil.atomic import LOCK_FILE
-from crocodil.config import Amount, TokenId, Weight, Width, read_as
+from crocodil.runtime.atomic import LOCK_FILE
+from crocodil.runtime.config import Amount, TokenId, Weight, Width, read_as
 
 FORMAT, FORMAT_VERSION = "crocodil corpus", 1
 CORPUS_FILE, TOKENIZER_FILE = "corpus.json", "tokenizer.json"

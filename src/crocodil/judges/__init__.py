@@ -1,7 +1,9 @@
 """Metrics that need a model: Gen-PPL, MAUVE, BERTScore (Sec. 5). A judge is a folder; what it gives is kept."""
 
-from crocodil.judges.cached import Cached
-from crocodil.judges.comparing import (
+from crocodil.judges.cache import Cached
+from crocodil.judges.folders import DEFAULT_ENCODER, DEFAULT_JUDGE, PACKAGED, install, is_installed, judges_folder
+from crocodil.judges.language_model import LanguageModel, TextScore, as_compared, cut_alike
+from crocodil.judges.statistics import (
     bits_per_byte,
     gen_ppl,
     judge_mauve,
@@ -9,9 +11,6 @@ from crocodil.judges.comparing import (
     perplexity,
     with_spread,
 )
-from crocodil.judges.folders import DEFAULT_ENCODER, DEFAULT_JUDGE, PACKAGED, install, is_installed, judges_folder
-from crocodil.judges.language_model import LanguageModel, TextScore
-from crocodil.judges.reading import as_compared, cut_alike
 from crocodil.judges.text_encoder import TextEncoder
 from crocodil.judges.verdicts import Sampling, Verdict, judge_samples
 

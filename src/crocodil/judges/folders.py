@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from hashlib import file_digest
 from pathlib import Path
 
-from crocodil.atomic import whole_directory
 from crocodil.corpus.registry import Pin, fetch
+from crocodil.runtime.atomic import whole_directory
 
 CHECKSUMS_FILE = "SHA256SUMS"
 

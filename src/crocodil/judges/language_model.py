@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
+import tokenizers
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
-from tokenizers import Tokenizer
 from torch import Tensor
 
 from crocodil.judges.folders import DEFAULT_JUDGE
 from crocodil.judges.loading import fingerprint, load_network, load_tokenizer, name_of, padded
-from crocodil.judges.reading import as_compared
 from crocodil.metrics import TextFeatures
+from crocodil.text.tokenizer import Tokenizer
 
 LONGEST_WINDOW = 1024  # tokens seen at once, as by GPT-2; logits of more take gigabytes
 
@@ -43,7 +43,7 @@ class LanguageModel:
 
     name: str
     network: Any  # as transformers makes it
-    tokenizer: Tokenizer
+    tokenizer: tokenizers.Tokenizer
     start_id: int  # what the first token of a text is conditioned on
     context: int  # tokens seen at once
 
@@ -152,3 +152,17 @@ def _by_length(windows: Sequence[Window], batch_size: int) -> Iterator[list[Wind
     ordered = sorted(windows, key=lambda window: -len(window.tokens))
     for start in range(0, len(ordered), batch_size):
         yield ordered[start : start + batch_size]
+
+
+def as_compared(text: str) -> str:
+    """Without white space at its end: a final line break says nothing about a program."""
+    return text.rstrip()
+
+
+def cut_alike(texts: Sequence[str], tokenizer: Tokenizer, *, length: int) -> list[str]:
+    """The texts as a canvas of this length holds them: the beginning takes one place, what does not fit is cut."""
+    room = length - 1
+    return [
+        text if len(ids) <= room else tokenizer.decode(ids[:room])
+        for text, ids in zip(texts, tokenizer.encode_all(texts), strict=True)
+    ]

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from crocodil.judges.cached import Cached
-from crocodil.judges.comparing import bits_per_byte, gen_ppl, judge_mauve, mauve_ceiling, with_spread
+from crocodil.judges.cache import Cached
 from crocodil.judges.language_model import LanguageModel
+from crocodil.judges.statistics import bits_per_byte, gen_ppl, judge_mauve, mauve_ceiling, with_spread
 from crocodil.metrics import token_entropy
 
 

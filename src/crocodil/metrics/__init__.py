@@ -19,7 +19,7 @@ from crocodil.metrics.likelihood import (
     perplexity_bound,
 )
 from crocodil.metrics.memorisation import Run, longest_training_runs, share_copied
-from crocodil.metrics.registers import (
+from crocodil.metrics.register_quality import (
     PRDC,
     RegisterPRDC,
     prdc,
@@ -36,7 +36,7 @@ from crocodil.metrics.speedup import (
     speedup_at_matched_quality,
     speedup_at_own_best,
 )
-from crocodil.metrics.text import (
+from crocodil.metrics.text_statistics import (
     character_error_rate,
     distinct_n,
     parses_as_python,

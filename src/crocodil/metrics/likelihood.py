@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from crocodil.processes.masking import highest, mask_tokens
+from crocodil.processes.masking import mask_tokens
+from crocodil.processes.reveal import highest
 from crocodil.seeding import Streams
 from crocodil.shapes import Positions, RowLogits, RowTokens, TokenIds
 

@@ -10,9 +10,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from crocodil.config import Share, Width, config
 from crocodil.models.llada import LLaDA, LLaDAConfig, picked
 from crocodil.processes.registers import places_across, within_prefix
+from crocodil.runtime.config import Share, Width, config
 from crocodil.shapes import Logits, Places, Positions, PrefixLength, RegisterBank, RowLogits, TokenIds
 
 

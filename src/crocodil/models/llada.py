@@ -10,7 +10,7 @@ from einops import rearrange
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from crocodil.config import Layers, Length, Positive, TokenId, Width, config
+from crocodil.runtime.config import Layers, Length, Positive, TokenId, Width, config
 from crocodil.shapes import Places, Positions, RowLogits, TokenIds
 
 Embeddings = Float[Tensor, "B L W"]

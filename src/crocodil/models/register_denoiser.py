@@ -13,7 +13,7 @@ from einops import rearrange
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from crocodil.config import Amount, Layers, Width, config
+from crocodil.runtime.config import Amount, Layers, Width, config
 from crocodil.shapes import RegisterBank, RegisterTime
 
 Tokens = Float[Tensor, "B K W"]

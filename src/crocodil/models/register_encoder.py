@@ -11,8 +11,8 @@ from jaxtyping import Bool, Int
 from torch import Tensor, nn
 from transformers import Qwen3Config, Qwen3Model
 
-from crocodil.config import Layers, Length, Positive, TokenId, Width, config
 from crocodil.processes.registers import normalise, places_across
+from crocodil.runtime.config import Layers, Length, Positive, TokenId, Width, config
 from crocodil.shapes import Positions, RegisterBank, TokenIds
 
 

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from crocodil.pipeline.canvases import Given
-    from crocodil.pipeline.family import Crocodil
-    from crocodil.pipeline.generation import Choices, Generation, Registers
+    from crocodil.pipeline.crocodil import Crocodil
+    from crocodil.pipeline.results import Choices, Generation, Registers
     from crocodil.pipeline.settings import Method, Settings
 
 _HOMES = {
-    "Choices": "generation",
-    "Crocodil": "family",
-    "Generation": "generation",
+    "Choices": "results",
+    "Crocodil": "crocodil",
+    "Generation": "results",
     "Given": "canvases",
     "Method": "settings",
-    "Registers": "generation",
+    "Registers": "results",
     "Settings": "settings",
 }
 

@@ -10,9 +10,9 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from crocodil.cost import NO_COST
-from crocodil.decoding import Samples
-from crocodil.progress import Advance, progress
+from crocodil.runtime.progress import Advance, progress
+from crocodil.sampling.cost import NO_COST
+from crocodil.sampling.decode import Samples
 from crocodil.seeding import Streams
 from crocodil.shapes import TokenIds
 

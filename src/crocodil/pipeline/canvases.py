@@ -1,6 +1,6 @@
 """Texts on canvases: beginning, text, and end tokens as filling (decision D18); or masks, with something given.
 
-Given text is healed where it meets masks: see `crocodil.tokenization.Healed`.
+Given text is healed where it meets masks: see `crocodil.text.tokenizer.Healed`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,9 +11,9 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from crocodil.processes.masking import Allowed
+from crocodil.processes.categorical import Allowed
 from crocodil.shapes import TokenIds
-from crocodil.tokenization import Healed, Tokenizer, heal_beginning, heal_end
+from crocodil.text.tokenizer import Healed, Tokenizer, heal_beginning, heal_end
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,8 @@ import os
 from enum import StrEnum
 from pathlib import Path
 
-from crocodil.config import (
+from crocodil.processes.plan import RuleName
+from crocodil.runtime.config import (
     Coherence,
     Guidance,
     Length,
@@ -18,7 +19,6 @@ from crocodil.config import (
     config_from_json,
     read_json,
 )
-from crocodil.processes.plan import RuleName
 
 FORMAT, FORMAT_VERSION = "crocodil model", 1
 SETTINGS_FILE = "crocodil.json"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from crocodil.config import Length, config
+from crocodil.runtime.config import Length, config
 
 # Which tokens a call keeps: the rules are in `crocodil.processes.masking`.
 RuleName = Literal["most confident", "noisy confidence", "at random", "remask", "remask by confidence"]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any, TypeAlias
 
-from crocodil.figures import Panel
+from crocodil.reproduce.figures import Panel
 
 UNKNOWN = "-"
 NOT_MEASURED = "not measured"

@@ -8,12 +8,12 @@ from pathlib import Path
 from crocodil.corpus.shards import Corpus
 from crocodil.judges import cut_alike
 from crocodil.pipeline import Crocodil, Method
-from crocodil.processes.masking import RULES
-from crocodil.reproduce.contests import choices_for, measured, method_of, own_candidate
+from crocodil.processes.reveal import RULES
+from crocodil.reproduce.context import Lab, held_out
 from crocodil.reproduce.judging import Court
-from crocodil.reproduce.lab import Lab, held_out
-from crocodil.reproduce.rows import Row, commit
-from crocodil.reproduce.settings import FULL, Candidate
+from crocodil.reproduce.protocol import FULL, Candidate
+from crocodil.reproduce.store import Row, commit
+from crocodil.reproduce.sweep import choices_for, measured, method_of, own_candidate
 
 FEWEST_FOR_MAUVE = 200  # texts on each side: with fewer, MAUVE is near 1 for texts that have little in common
 

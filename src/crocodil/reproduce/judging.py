@@ -24,8 +24,8 @@ from crocodil.metrics import (
     share_that_parses,
     token_entropy,
 )
-from crocodil.reproduce.rows import Row
-from crocodil.tokenization import Tokenizer
+from crocodil.reproduce.store import Row
+from crocodil.text.tokenizer import Tokenizer
 
 PAIRS_AT_ONCE = 16  # of BERTScore
 MAUVES = ("mauve", "mauve_pooled")  # by the last token's state, and by the mean over all tokens

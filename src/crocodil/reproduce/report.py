@@ -11,21 +11,21 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 import crocodil
-from crocodil.atomic import whole_file
-from crocodil.figures import can_draw, draw
 from crocodil.processes.plan import TOKENS_A_CALL
-from crocodil.reproduce import (
+from crocodil.reproduce.document import Block, Picture, Section, Table, Text, as_html, as_markdown, number
+from crocodil.reproduce.experiments import (
     ablations,
     autoencoder,
-    demasker,
+    copies,
+    demasker_curves,
     generation,
     interpolation,
-    memorisation,
-    priors,
+    register_priors,
     two_sentences,
 )
-from crocodil.reproduce.document import Block, Picture, Section, Table, Text, as_html, as_markdown, number
-from crocodil.reproduce.rows import Row, distinct, select
+from crocodil.reproduce.figures import can_draw, draw
+from crocodil.reproduce.store import Row, distinct, select
+from crocodil.runtime.atomic import whole_file
 
 Results: TypeAlias = Mapping[str, Sequence[Row]]
 
@@ -88,13 +88,17 @@ def _experiments(results: Results) -> list[_Experiment]:
 
     return [
         _Experiment(two_sentences.TITLE, ("two-sentences",), lambda: two_sentences.show(rows("two-sentences"))),
-        _Experiment(demasker.CURVES_TITLE, ("demasker",), lambda: demasker.show_curves(rows("demasker"))),
+        _Experiment(
+            demasker_curves.CURVES_TITLE, ("demasker",), lambda: demasker_curves.show_curves(rows("demasker"))
+        ),
         _Experiment(autoencoder.TITLE, ("autoencoder",), lambda: autoencoder.show(rows("autoencoder"))),
         _Experiment(generation.TITLE, ("generation",), lambda: generation.show(rows("generation"), real)),
-        _Experiment(memorisation.TITLE, ("memorisation",), lambda: memorisation.show(rows("memorisation"))),
-        _Experiment(demasker.NOISE_TITLE, ("noise",), lambda: demasker.show_noise(rows("noise"))),
+        _Experiment(copies.TITLE, ("memorisation",), lambda: copies.show(rows("memorisation"))),
+        _Experiment(demasker_curves.NOISE_TITLE, ("noise",), lambda: demasker_curves.show_noise(rows("noise"))),
         _Experiment(interpolation.TITLE, ("interpolation",), lambda: interpolation.show(rows("interpolation"))),
-        _Experiment(priors.TITLE, ("prdc", "psnr"), lambda: priors.show(rows("psnr"), rows("prdc"))),
+        _Experiment(
+            register_priors.TITLE, ("prdc", "psnr"), lambda: register_priors.show(rows("psnr"), rows("prdc"))
+        ),
         _Experiment(
             ablations.REGISTER_COUNT_TITLE,
             ("register-count",),

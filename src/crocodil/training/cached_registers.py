@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from crocodil.corpus.shards import Programs
-from crocodil.distributed import Ranks, whole_directory_of_all
-from crocodil.progress import progress
+from crocodil.runtime.distributed import Ranks, whole_directory_of_all
+from crocodil.runtime.progress import progress
 from crocodil.shapes import RegisterBank, TokenIds
 
 _FILE = "registers.npy"

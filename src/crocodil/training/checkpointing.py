@@ -15,11 +15,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from crocodil.checksums import sha256
-from crocodil.config import Amount, config, read_as
-from crocodil.distributed import Ranks, load_tensors, save_tensors, whole_directory_of_all
+from crocodil.checkpoints.checksums import sha256
+from crocodil.runtime.config import Amount, config, read_as
+from crocodil.runtime.distributed import Ranks, load_tensors, save_tensors, whole_directory_of_all
 from crocodil.training.optimisers import fresh_moments, moment_names
-from crocodil.training.sealed import read_sealed, write_sealed
+from crocodil.training.record import read_sealed, write_sealed
 
 STATE_FILE = "state.json"
 

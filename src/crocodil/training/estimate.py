@@ -5,13 +5,13 @@ from dataclasses import dataclass
 
 import torch
 
-from crocodil.cost import num_parameters
 from crocodil.models.demasker import Demasker
 from crocodil.models.llada import Block, LLaDA, LLaDAConfig
 from crocodil.models.register_denoiser import RegisterDenoiser
 from crocodil.models.register_encoder import RegisterEncoder
+from crocodil.sampling.cost import num_parameters
+from crocodil.training.adapting import LoRA
 from crocodil.training.loop import LoopConfig
-from crocodil.training.lora import LoRA
 from crocodil.training.run import Run
 
 _TRAINED_BYTES = 4 + 4 + 8 + 4  # weight, gradient, two moments, average

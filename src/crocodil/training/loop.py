@@ -17,10 +17,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from crocodil.config import Amount, Count, Decay, Positive, Seed, Share, Weight, config
-from crocodil.distributed import Ranks, local, shard, whole
-from crocodil.graphs import Play, Recorder
-from crocodil.progress import progress
+from crocodil.runtime.config import Amount, Count, Decay, Positive, Seed, Share, Weight, config
+from crocodil.runtime.distributed import Ranks, local, shard, whole
+from crocodil.runtime.graphs import Play, Recorder
+from crocodil.runtime.progress import progress
 from crocodil.training.checkpointing import TrainState, checkpoints_in, restore, save
 from crocodil.training.journal import Journal, Outcome, metrics_log
 from crocodil.training.optimisers import Muon, hidden_matrices

@@ -17,19 +17,23 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from crocodil.atomic import locked, remove_unfinished, whole_file
-from crocodil.checkpoints import load_llada, load_model, load_qwen3_embedding, save_model
-from crocodil.config import Amount, Count, Lengths, config, read_as, read_json
+from crocodil.checkpoints.format import load_model, save_model
+from crocodil.checkpoints.llada import load_llada
+from crocodil.checkpoints.qwen3 import load_qwen3_embedding
 from crocodil.corpus.shards import TOKENIZER_FILE, Corpus, Programs
-from crocodil.distributed import Ranks, locked_by_all, whole, whole_directory_of_all
-from crocodil.encoding import encode_tokens
 from crocodil.models.demasker import Demasker, DemaskerConfig
 from crocodil.models.llada import LLaDA
 from crocodil.models.register_denoiser import RegisterDenoiser, RegisterDenoiserConfig
 from crocodil.models.register_encoder import RegisterEncoder, RegisterEncoderConfig
 from crocodil.objectives import DemaskerObjective, PriorObjective
+from crocodil.runtime.atomic import locked, remove_unfinished, whole_file
+from crocodil.runtime.config import Amount, Count, Lengths, config, read_as, read_json
+from crocodil.runtime.distributed import Ranks, locked_by_all, whole, whole_directory_of_all
 from crocodil.seeding import generator_for
-from crocodil.tokenization import Retokenizer, Tokenizer
+from crocodil.text.encode import encode_tokens
+from crocodil.text.retokenizer import Retokenizer
+from crocodil.text.tokenizer import Tokenizer
+from crocodil.training.adapting import LoRA, add_adapters, begin_as_base, check_alike, check_installed, merged
 from crocodil.training.cached_registers import CachedRegisters, cache_registers
 from crocodil.training.checkpointing import TrainState
 from crocodil.training.loop import (
@@ -41,11 +45,8 @@ from crocodil.training.loop import (
     has_begun,
     train,
 )
-from crocodil.training.lora import LoRA, add_adapters, check_installed, merged
-from crocodil.training.record import STAGE_FILE, checksum_of, flattened, keep_to_record, selected
-from crocodil.training.sealed import read_sealed
+from crocodil.training.record import STAGE_FILE, checksum_of, flattened, keep_to_record, read_sealed, selected
 from crocodil.training.stages import BaseStage, ConditionalPriorStage, Data, GuidedStage, PriorStage
-from crocodil.training.warm_start import begin_as_base, check_alike
 
 RUN_FILE = "run.json"
 Network = TypeVar("Network", bound=nn.Module)

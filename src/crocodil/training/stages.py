@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from crocodil.corpus.order import Order
 from crocodil.corpus.shards import Programs
-from crocodil.encoding import encode_tokens
 from crocodil.models.demasker import Demasker
 from crocodil.models.llada import LLaDA
 from crocodil.models.register_denoiser import RegisterDenoiser, RegisterDenoiserConfig
@@ -32,13 +31,14 @@ from crocodil.objectives import (
 )
 from crocodil.processes.gaussian import Denoise
 from crocodil.processes.masking import bare_canvas, stratified_times
-from crocodil.samplers import PriorSampling
+from crocodil.sampling.algorithms import PriorSampling
 from crocodil.seeding import Streams
 from crocodil.shapes import RegisterBank
-from crocodil.tokenization import Retokenizer
+from crocodil.text.encode import encode_tokens
+from crocodil.text.retokenizer import Retokenizer
+from crocodil.training.adapting import learned_parameters
 from crocodil.training.cached_registers import CachedRegisters, to_device
 from crocodil.training.loop import Phase
-from crocodil.training.lora import learned_parameters
 from crocodil.training.validation import (
     NUM_DRAW_STEPS,
     accuracy_by_mask_prob,

@@ -3,10 +3,10 @@
 import torch
 
 from crocodil.metrics.likelihood import Demask, demasking_accuracy
-from crocodil.metrics.registers import prdc_per_register, psnr, squared_error_by_time
+from crocodil.metrics.register_quality import prdc_per_register, psnr, squared_error_by_time
 from crocodil.processes.gaussian import Denoise
 from crocodil.processes.masking import Masked, mask_tokens
-from crocodil.samplers import PriorSampling, draw_registers
+from crocodil.sampling.algorithms import PriorSampling, draw_registers
 from crocodil.seeding import Streams
 from crocodil.shapes import RegisterBank, TokenIds
 

@@ -1,0 +1,91 @@
+"""Qwen3-Embedding's public checkpoints, read exactly, as the backbone of a register encoder."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from crocodil.checkpoints.tensors import CONFIG_FILE, Device, StrPath, load_exactly, stored_tensors
+from crocodil.models.register_encoder import RegisterEncoder, RegisterEncoderConfig
+from crocodil.runtime.config import read_json
+
+# ---------------------------------------------------------------- Qwen3-Embedding
+
+
+def load_qwen3_embedding(
+    directory: StrPath,
+    *,
+    num_registers: int,
+    generator: torch.Generator,
+    register_width: int | None = None,
+    end_id: int | None = None,
+    dtype: torch.dtype | None = None,
+    device: Device = "cpu",
+) -> RegisterEncoder:
+    """A register encoder on a local Qwen3-Embedding folder; its registers are fresh, from `generator`.
+
+    Registers are as wide as the backbone, and the summary is read at the model's end-of-sequence token,
+    unless told otherwise.
+    """
+    directory = Path(directory)
+    values = read_json(directory / CONFIG_FILE)
+    config = qwen3_config(
+        values,
+        source=directory / CONFIG_FILE,
+        num_registers=num_registers,
+        register_width=register_width,
+        end_id=end_id,
+    )
+    with torch.device("meta"):
+        encoder = RegisterEncoder(config)
+    stored = stored_tensors(directory)
+    stored.pop("lm_head.weight", None)  # some exports of the same model keep a head; no embedding needs it
+    prefix = "model." if "model.embed_tokens.weight" in stored else ""
+    load_exactly(encoder.backbone, stored, rename=lambda name: prefix + name, dtype=dtype, device=device)
+    like = encoder.backbone.embed_tokens.weight
+    encoder.suffix = nn.Parameter(torch.empty_like(encoder.suffix, device=device, dtype=like.dtype))
+    if encoder.register_map is not None:
+        encoder.register_map.to_empty(device=device).to(like.dtype)
+    return encoder.init_registers(generator)
+
+
+def qwen3_config(
+    values: Mapping[str, Any],
+    *,
+    source: object = CONFIG_FILE,
+    num_registers: int,
+    register_width: int | None = None,
+    end_id: int | None = None,
+) -> RegisterEncoderConfig:
+    """Our config from the contents of Qwen3's config.json; `source` is named in errors."""
+    rope = values.get("rope_parameters") or values.get("rope_scaling") or {}
+    fixed = {
+        "model_type": (values.get("model_type"), "qwen3"),
+        "hidden_act": (values.get("hidden_act", "silu"), "silu"),
+        "attention_bias": (values.get("attention_bias", False), False),
+        "use_sliding_window": (values.get("use_sliding_window", False), False),
+        "rope type": (rope.get("rope_type", "default"), "default"),
+    }
+    for name, (found, expected) in fixed.items():
+        if found != expected:
+            raise ValueError(f"{source}: {name} is {found!r}; only {expected!r} is implemented")
+    try:
+        return RegisterEncoderConfig(
+            vocab_size=values["vocab_size"],
+            width=values["hidden_size"],
+            num_layers=values["num_hidden_layers"],
+            num_heads=values["num_attention_heads"],
+            num_kv_heads=values["num_key_value_heads"],
+            head_width=values["head_dim"],
+            mlp_width=values["intermediate_size"],
+            rope_theta=float(rope["rope_theta"] if "rope_theta" in rope else values["rope_theta"]),
+            norm_eps=values["rms_norm_eps"],
+            max_length=values["max_position_embeddings"],
+            end_id=values["eos_token_id"] if end_id is None else end_id,
+            num_registers=num_registers,
+            register_width=register_width or values["hidden_size"],
+        )
+    except KeyError as missing:
+        raise ValueError(f"{source} has no {missing}") from None

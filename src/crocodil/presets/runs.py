@@ -1,0 +1,365 @@
+"""Complete training runs as values, for the vocabulary of a given corpus."""
+
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from crocodil.checkpoints.llada import llada_config
+from crocodil.checkpoints.qwen3 import qwen3_config
+from crocodil.checkpoints.tensors import CONFIG_FILE
+from crocodil.corpus.shards import PROGRAM, Corpus, Programs
+from crocodil.models.demasker import DemaskerConfig
+from crocodil.models.llada import LLaDAConfig
+from crocodil.models.register_denoiser import RegisterDenoiserConfig
+from crocodil.models.register_encoder import RegisterEncoderConfig
+from crocodil.objectives import DemaskerObjective, PriorObjective
+from crocodil.presets.models import llada_8b, paper_encoder
+from crocodil.training.adapting import LoRA
+from crocodil.training.loop import LoopConfig
+from crocodil.training.run import Pretrained, Run
+
+# Algorithms 1, 4 and 5 as they are printed, and nothing beside.
+PAPERS_GUIDED = DemaskerObjective(empty_prefix_rate=0.0, given_rate=0.0)
+PAPERS_PRIOR = PriorObjective(condition_drop_rate=0.0, given_rate=0.0)
+PAPERS_WARMUP = 4000  # App. C: steps of the encoder alone
+
+LOOPS = ("base_loop", "guided_loop", "prior_loop", "conditional_loop")
+
+
+def tiny(corpus: Corpus) -> Run:
+    """Every stage on a CPU in about two minutes: the real classes, too small to be of use."""
+    loop = LoopConfig(
+        num_steps=120, batch_size=16, learning_rate=4e-3, warmup_steps=10, evaluate_every=60, save_every=40,
+        average_decay=0.95,
+    )  # fmt: skip
+    prior = RegisterDenoiserConfig(num_registers=4, register_width=32, width=64, num_layers=2, num_heads=4)
+    return Run(
+        lengths=(64,),
+        demasker=_demasker(corpus, width=64, num_layers=2, num_heads=4, num_registers=8, register_width=32),
+        encoder=_encoder(corpus, width=64, num_layers=2, num_heads=4, num_registers=8, register_width=32),
+        prior=prior,
+        conditional=_on_condition(prior, num_registers=8),
+        base_loop=loop,
+        guided_loop=loop,
+        prior_loop=loop,
+        conditional_loop=loop,
+        encoder_warmup_steps=20,
+    )
+
+
+def small(corpus: Corpus) -> Run:
+    """The built-in model, minutes a stage on a GPU: 64 registers, 8 of them modelled, canvases of 256 and 512.
+
+    One denoiser is both priors: it draws given a bare canvas, which tells it the length, or given text. So stage
+    prior is left out. docs/research-log.md says how the numbers were found.
+    """
+    loop = LoopConfig(
+        num_steps=6000, batch_size=256, learning_rate=3e-3, optimiser="muon", warmup_steps=150, decay_share=0.3,
+        weight_decay=0.1, bf16=True, compile_blocks=True, evaluate_every=1000, save_every=3000,
+    )  # fmt: skip
+    prior_loop = replace(loop, num_steps=10_000, batch_size=2048, learning_rate=2e-3, weight_decay=0.01)
+    prior = RegisterDenoiserConfig(
+        num_registers=8, register_width=64, width=512, num_layers=6, num_heads=4, self_conditioned=True
+    )
+    demasker = _demasker(corpus, width=512, num_layers=8, num_heads=4, num_registers=64, register_width=64)
+    encoder = _encoder(corpus, width=512, num_layers=4, num_heads=4, num_registers=64, register_width=64)
+    return Run(
+        lengths=(256, 256, 512),
+        demasker=replace(demasker, across_text=True),
+        encoder=replace(encoder, across_text=True, causal=False),
+        prior=prior,
+        conditional=_on_condition(prior, num_registers=64),
+        base_loop=loop,
+        guided_loop=loop,
+        prior_loop=prior_loop,
+        conditional_loop=prior_loop,
+        guided_objective=DemaskerObjective(prefix_lengths=(1, 2, 4, 8, 8, 8, 8, 16, 32, 64), partial_rate=0.2),
+        prior_objective=PriorObjective(bare_rate=0.8, condition_drop_rate=0.0),
+        encoder_warmup_steps=0,
+        encoder_begins_as_base=True,
+        encode_batch=2048,
+    )
+
+
+def paper(corpus: Corpus, pretrained: Pretrained) -> Run:
+    """Sec. 5, App. C and E: LLaDA-8B and Qwen3-Embedding-0.6B, 128 registers of width 1024, 28-layer denoisers.
+
+    Programs of up to 4096 tokens, priors over all registers, and nothing that the paper does not have: what we add
+    is in `paper_plus`. Shapes follow the folders that are given; without folders they are the paper's own, for an
+    estimate. The paper says nothing of the priors' schedule, of warm-up of the learning rate, averaging and
+    clipping: these are ours.
+    """
+    backbone, encoder = _pretrained_shapes(pretrained)
+    length, epochs, batch_size = 4096, 3, 512
+    num_steps = -(-epochs * len(corpus.programs("train", length=length)) // batch_size)
+    loop = LoopConfig(
+        num_steps=num_steps, batch_size=batch_size, learning_rate=2.5e-5, weight_decay=0.1, warmup_steps=200,
+        average_decay=0.999, bf16=True, compile_blocks=True, recompute_blocks=True, num_accumulated=32,
+    )  # fmt: skip
+    prior_loop = replace(
+        loop, num_steps=200_000, batch_size=2048, learning_rate=1e-4, warmup_steps=2000, weight_decay=0.01,
+        average_decay=0.9999, recompute_blocks=False, num_accumulated=8,
+    )  # fmt: skip
+    prior = RegisterDenoiserConfig(num_registers=encoder.num_registers, register_width=encoder.register_width)
+    return Run(
+        lengths=(length,),
+        demasker=DemaskerConfig(
+            backbone=backbone, num_registers=encoder.num_registers, register_width=encoder.register_width
+        ),
+        encoder=encoder,
+        prior=prior,
+        conditional=_on_condition(prior, num_registers=encoder.num_registers),
+        base_loop=loop,
+        guided_loop=loop,
+        prior_loop=prior_loop,
+        conditional_loop=prior_loop,
+        guided_objective=PAPERS_GUIDED,
+        prior_objective=PAPERS_PRIOR,
+        pretrained=pretrained,
+    )
+
+
+def paper_plus(corpus: Corpus, pretrained: Pretrained) -> Run:
+    """The paper's run with what we add: it also decodes without registers, and with something given.
+
+    An empty prefix in a tenth of the samples (D14), a given prefix or suffix in a tenth and, for the priors, in a
+    quarter (D24), the null condition in a tenth (D15), and priors over the first 8 registers (D19).
+    """
+    run = paper(corpus, pretrained)
+    prior = replace(run.prior, num_registers=8)
+    return replace(
+        run,
+        guided_objective=DemaskerObjective(empty_prefix_rate=0.1, given_rate=0.1),
+        prior_objective=PriorObjective(condition_drop_rate=0.1, given_rate=0.25),
+        prior=prior,
+        conditional=_on_condition(prior, num_registers=run.encoder.num_registers),
+    )
+
+
+def paper_one_gpu(corpus: Corpus, pretrained: Pretrained) -> Run:
+    """The paper's objectives on one GPU of 80 GB: programs of up to 512 tokens, and LoRA.
+
+    LLaDA rests in half precision and learns through adapters of rank 64, at a higher learning rate.
+    """
+    run = paper(corpus, pretrained)
+    length = 512
+    num_steps = -(-3 * len(corpus.programs("train", length=length)) // run.guided_loop.batch_size)
+    loop = replace(run.guided_loop, num_steps=num_steps, num_accumulated=64)
+    return replace(
+        run, lengths=(length,), base_loop=loop, guided_loop=replace(loop, learning_rate=1e-4), lora=LoRA()
+    )
+
+
+FRESH = {"tiny": tiny, "small": small}
+ADAPTED = {"paper": paper, "paper-plus": paper_plus, "paper-one-gpu": paper_one_gpu}
+
+
+def preset(name: str, corpus: Corpus, pretrained: Pretrained) -> Run:
+    """A run by its name, for this corpus and, where it adapts public checkpoints, these folders."""
+    if name in ADAPTED:
+        return ADAPTED[name](corpus, pretrained)
+    if name not in FRESH:
+        raise ValueError(f"no preset {name!r}: take one of {', '.join([*FRESH, *ADAPTED])}")
+    if pretrained != Pretrained():
+        raise ValueError(f"preset {name} starts fresh: folders of LLaDA and Qwen are for {', '.join(ADAPTED)}")
+    return FRESH[name](corpus)
+
+
+# ---------------------------------------------------------------- ablations
+
+
+def as_printed(run: Run) -> Run:
+    """The method as the paper prints it, nothing of ours, at the sizes, lengths, steps and rates of the run.
+
+    Registers stand before the text and shift it, the encoder is causal and does not begin as the base, all prefix
+    lengths are as likely, the priors model all registers and see no guess of their own, AdamW trains everything.
+    """
+    prior = replace(run.prior, num_registers=run.encoder.num_registers, self_conditioned=False)
+    warmup = PAPERS_WARMUP if run.guided_loop.num_steps > PAPERS_WARMUP else run.encoder_warmup_steps
+    return replace(
+        literal_positions(run),
+        encoder=replace(run.encoder, across_text=False, causal=True),
+        prior=prior,
+        conditional=_on_condition(prior, num_registers=run.encoder.num_registers),
+        guided_objective=PAPERS_GUIDED,
+        prior_objective=PAPERS_PRIOR,
+        encoder_warmup_steps=warmup,
+        encoder_begins_as_base=False,
+        **{name: replace(getattr(run, name), optimiser="adamw") for name in LOOPS},
+    )
+
+
+def before_text(run: Run) -> Run:
+    """Registers stand before the text for the demasker and behind it for the encoder (App. C); D26 undone."""
+    return replace(
+        run,
+        demasker=replace(run.demasker, across_text=False),
+        encoder=replace(run.encoder, across_text=False),
+    )
+
+
+def literal_positions(run: Run) -> Run:
+    """The prefix shifts the text, as App. C prints it (decision D16); so registers stand before it."""
+    run = before_text(run)
+    return replace(run, demasker=replace(run.demasker, literal_positions=True))
+
+
+def _guided(**fields: Any) -> Callable[[Run], Run]:
+    return lambda run: replace(run, guided_objective=replace(run.guided_objective, **fields))
+
+
+# The ablations that the paper names, each as a change of any run.
+ABLATIONS: dict[str, Callable[[Run], Run]] = {
+    "without register noise": _guided(register_cosine=1.0),  # Fig. 7
+    "without nested dropout": _guided(nested_dropout=False),  # App. C
+    "without all-mask samples": _guided(all_mask_rate=0.0),  # App. C
+    "without block offsets": lambda run: replace(  # App. G
+        run, prior_objective=replace(run.prior_objective, largest_offset=0.0)
+    ),
+    "literal two-axis RoPE": literal_positions,
+    "as printed": as_printed,
+}
+
+
+def _demasker(
+    corpus: Corpus, *, width: int, num_layers: int, num_heads: int, num_registers: int, register_width: int
+) -> DemaskerConfig:
+    vocabulary = corpus.description["tokenizer"]
+    special = vocabulary["special"]
+    if special["mask"] is None:
+        raise ValueError("the corpus was tokenized without a mask token: a demasker cannot be trained on it")
+    backbone = LLaDAConfig(
+        vocab_size=vocabulary["vocab_size"],
+        width=width,
+        num_layers=num_layers,
+        num_heads=num_heads,
+        num_kv_heads=num_heads,
+        mlp_width=_gated_width(width),
+        rope_theta=10_000.0,
+        mask_id=special["mask"],
+        eos_id=special["eos"],
+        pad_id=special["pad"],
+    )
+    return DemaskerConfig(backbone=backbone, num_registers=num_registers, register_width=register_width)
+
+
+def _encoder(
+    corpus: Corpus, *, width: int, num_layers: int, num_heads: int, num_registers: int, register_width: int
+) -> RegisterEncoderConfig:
+    vocabulary = corpus.description["tokenizer"]
+    return RegisterEncoderConfig(
+        vocab_size=vocabulary["vocab_size"],
+        width=width,
+        num_layers=num_layers,
+        num_heads=num_heads,
+        num_kv_heads=num_heads,
+        head_width=width // num_heads,
+        mlp_width=_gated_width(width),
+        rope_theta=10_000.0,
+        end_id=vocabulary["special"]["eos"],
+        num_registers=num_registers,
+        register_width=register_width,
+    )
+
+
+def _pretrained_shapes(pretrained: Pretrained) -> tuple[LLaDAConfig, RegisterEncoderConfig]:
+    backbone, encoder = llada_8b(), paper_encoder()
+    if pretrained.llada is not None:
+        file = pretrained.llada / CONFIG_FILE
+        backbone = llada_config(json.loads(file.read_text()), source=file)
+    if pretrained.qwen is not None:
+        file = pretrained.qwen / CONFIG_FILE
+        values = json.loads(file.read_text())
+        encoder = qwen3_config(values, source=file, num_registers=encoder.num_registers)
+    return backbone, encoder
+
+
+def _on_condition(prior: RegisterDenoiserConfig, *, num_registers: int) -> RegisterDenoiserConfig:
+    """The same denoiser with cross-attention to all registers of the visible text."""
+    return replace(prior, condition_width=prior.register_width, condition_length=num_registers)
+
+
+def _gated_width(width: int) -> int:
+    """A gated MLP with as many parameters as a plain one of four times the width, in multiples of 64."""
+    return -(-8 * width // 3 // 64) * 64
+
+
+PAPERS_PROGRAMS = 12_000_000  # Sec. 5
+_BUILTIN_VOCABULARY = 8192
+
+
+class AssumedCorpus(Corpus):
+    """Stands in for a corpus where a preset is made for an estimate; there is nothing to train on."""
+
+    def __init__(self, *, vocab_size: int, special: dict[str, int], num_programs: int) -> None:
+        description: Any = {"tokenizer": {"vocab_size": vocab_size, "special": special}}
+        self.directory, self.description, self.num_programs = Path("assumed corpus"), description, num_programs
+
+    def programs(self, split: str, *, length: int) -> Programs:
+        """As many empty ones; they take no memory."""
+        view = Programs([], length, bos=0, eos=0)
+        view.index = np.broadcast_to(np.zeros((), dtype=PROGRAM), (self.num_programs,))
+        return view
+
+
+def assumed_corpus(preset: str) -> tuple[AssumedCorpus, str]:
+    """For a preset, and what was assumed in a sentence."""
+    if preset not in ADAPTED:
+        special = {"mask": 0, "bos": 1, "eos": 2, "pad": 3}
+        corpus = AssumedCorpus(vocab_size=_BUILTIN_VOCABULARY, special=special, num_programs=PAPERS_PROGRAMS)
+        return corpus, f"the built-in model's vocabulary of {_BUILTIN_VOCABULARY:,}"
+    shape = llada_8b()
+    special = {"mask": shape.mask_id, "bos": shape.eos_id, "eos": shape.eos_id, "pad": shape.pad_id}
+    corpus = AssumedCorpus(vocab_size=shape.vocab_size, special=special, num_programs=PAPERS_PROGRAMS)
+    return corpus, f"{PAPERS_PROGRAMS:,} programs, as many as the paper's"
+
+
+def changed(run: Run, changes: Iterable[str]) -> Run:
+    """The run with these fields set, all at once; each change is NAME=VALUE with a JSON value."""
+    wanted: dict[str, Any] = {}
+    for change in changes:
+        name, equals, text = change.partition("=")
+        if not equals:
+            raise ValueError(f"a change is NAME=VALUE, not {change!r}")
+        _plan(wanted, run, name, _read(name, text))
+    return _with(run, wanted)
+
+
+def _plan(wanted: dict[str, Any], config: Any, name: str, value: Any) -> None:
+    """Put a change into a tree of changes, which has the shape of the configs."""
+    *path, last = name.split(".")
+    for first in path:
+        _check_known(config, name, first)
+        config, wanted = getattr(config, first), wanted.setdefault(first, {})
+    _check_known(config, name, last)
+    if is_dataclass(old := getattr(config, last)):
+        raise ValueError(f"{name} has fields of its own: set one of {', '.join(f.name for f in fields(old))}")
+    # JSON has lists only.
+    wanted[last] = tuple(value) if isinstance(old, tuple) and isinstance(value, list) else value
+
+
+def _check_known(config: Any, name: str, field: str) -> None:
+    known = [one.name for one in fields(config)] if is_dataclass(config) else []
+    if field not in known:
+        raise ValueError(f"no field {name!r}: at {field!r} there are {', '.join(known) or 'no fields'}")
+
+
+def _with(config: Any, wanted: Any) -> Any:
+    """Each config is made once, so that changes that only fit together are not looked at one by one."""
+    if not is_dataclass(config) or isinstance(config, type):
+        return wanted
+    return replace(config, **{name: _with(getattr(config, name), value) for name, value in wanted.items()})
+
+
+def _read(name: str, text: str) -> Any:
+    """JSON, or else the text itself."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError(f"{name}: the value is nested too deeply") from None
+    except ValueError:
+        return text

@@ -1,0 +1,104 @@
+"""Was the base given its due? Compute of training, from the records of runs."""
+
+from collections.abc import Callable, Mapping
+from statistics import fmean
+
+from crocodil.objectives import DemaskerObjective, PriorObjective
+from crocodil.pipeline import Crocodil
+from crocodil.reproduce.context import Lab
+from crocodil.reproduce.store import Job, Row
+from crocodil.sampling.cost import num_parameters
+from crocodil.training.work import base_flops, conditional_flops, guided_flops, prior_flops
+
+
+def compute(lab: Lab) -> list[Row]:
+    """What the model is, and how the training of its base compares with that of its guided demasker."""
+    about = describe(lab.pipe, lab.training, lab.base)
+    return lab.store.compute("model", [Job(about, dict)])  # all of it is the question: a base's run may come later
+
+
+def describe(pipe: Crocodil, training: Mapping[str, Row], base: str) -> Row:
+    prior = pipe.conditional if pipe.prior is None else pipe.prior
+    return {
+        "demasker_parameters": num_parameters(pipe.demasker),
+        "encoder_parameters": num_parameters(pipe.encoder),
+        "prior_parameters": num_parameters(pipe.prior),
+        "conditional_parameters": num_parameters(pipe.conditional),
+        "registers": pipe.encoder.config.num_registers,
+        "register_width": pipe.encoder.config.register_width,
+        "prior_steps": pipe.settings.prior_steps,
+        "refresh_steps": pipe.settings.refresh_steps,
+        "eta": pipe.settings.eta,
+        "coherence": pipe.settings.coherence,
+        "prior_registers": 0 if prior is None else prior.config.num_registers,
+        "guiding_registers": 0 if prior is None else pipe.settings.num_registers or prior.config.num_registers,
+        "base": None if pipe.base is None else base,
+        "base_compute_share": base_compute_share(pipe, training),
+        "base_compute_share_with_priors": base_compute_share(pipe, training, with_priors=True),
+    }
+
+
+def base_compute_share(pipe: Crocodil, training: Mapping[str, Row], *, with_priors: bool = False) -> float | None:
+    """Compute spent on the base over that spent on demasker and encoder, the base they started from included.
+
+    `with_priors` adds the denoisers to what the guided model took. `training` holds the record of the model's run,
+    and of the base's where it has one of its own. None: not known, as of a base that others trained.
+    """
+    if "run" not in training or pipe.base is None:
+        return None
+    run, base_run = training["run"], training.get("base", training["run"])
+    if any((record.get("pretrained") or {}).get("llada") for record in (run, base_run)):
+        return None
+    spent = stage_flops(pipe, run)
+    stages = ["base", "guided", *(["prior", "conditional"] if with_priors else [])]
+    if any(spent[stage] is None for stage in stages):
+        return None
+    on_base = stage_flops(pipe, base_run)["base"]
+    return None if on_base is None else on_base / sum(spent[stage] or 0.0 for stage in stages)
+
+
+def stage_flops(pipe: Crocodil, record: Row) -> dict[str, float | None]:
+    """What each stage of a run took, counted as `training.work` counts it; None: the record does not say.
+
+    A stage that the model has no network of was left out, and took nothing.
+    """
+    backbone = pipe.demasker.config.backbone
+    guided = {**vars(DemaskerObjective()), **record.get("guided_objective", {})}
+    prior = {**vars(PriorObjective()), **record.get("prior_objective", {})}
+    samples: dict[str, Callable[[int], float] | None] = {
+        "base": lambda length: base_flops(backbone, length=length),
+        "guided": lambda length: guided_flops(
+            pipe.demasker.config,
+            pipe.encoder.config,
+            length=length,
+            all_mask_rate=guided["all_mask_rate"],
+            adapted=record.get("lora") is not None,
+        ),
+        "prior": None if pipe.prior is None else _of_prior(pipe),
+        "conditional": None if pipe.conditional is None else _of_conditional(pipe, record, prior["bare_rate"]),
+    }
+    return {stage: _spent(record, f"{stage}_loop", flops) for stage, flops in samples.items()}
+
+
+def _of_prior(pipe: Crocodil) -> Callable[[int], float]:
+    assert pipe.prior is not None
+    flops = prior_flops(pipe.prior.config)
+    return lambda length: flops
+
+
+def _of_conditional(pipe: Crocodil, record: Row, bare_rate: float) -> Callable[[int], float]:
+    assert pipe.conditional is not None
+    denoiser, encoder = pipe.conditional.config, (pipe.condition_encoder or pipe.encoder).config
+    learns = bool(record.get("condition_encoder_learns"))
+    return lambda length: conditional_flops(
+        denoiser, encoder, length=length, bare_rate=bare_rate, encoder_learns=learns
+    )
+
+
+def _spent(record: Row, loop: str, flops: Callable[[int], float] | None) -> float | None:
+    if flops is None:
+        return 0.0
+    if loop not in record:
+        return None
+    num_samples = record[loop]["num_steps"] * record[loop]["batch_size"]
+    return num_samples * fmean(map(flops, record["lengths"]))
