@@ -17,7 +17,7 @@ from crocodil.checkpoints.llada import load_llada
 from crocodil.judges import LanguageModel
 from crocodil.models.register_encoder import RegisterEncoder
 from crocodil.objectives import PriorObjective
-from crocodil.presets import training as presets
+from crocodil.presets import runs as presets
 from crocodil.processes.plan import DecodePlan
 from crocodil.processes.reveal import AboveThreshold, AtRandom, MostConfident, Remask, RemaskByConfidence
 from crocodil.runtime.distributed import Ranks

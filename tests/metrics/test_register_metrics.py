@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from tiny import NUM_REGISTERS
 
-from crocodil.metrics import prdc, prdc_per_register, psnr, psnr_by_time, registers, squared_error_by_time
+from crocodil.metrics import prdc, prdc_per_register, psnr, psnr_by_time, register_quality, squared_error_by_time
 from crocodil.processes.registers import normalise
 
 # What the package `prdc` 0.2 gives for `clouds()`, with 5 nearest neighbours.
@@ -19,7 +19,7 @@ def clouds():
 
 @pytest.mark.parametrize("rows_at_once", [7, 1024])
 def test_prdc_is_that_of_its_reference_package(monkeypatch, rows_at_once):
-    monkeypatch.setattr(registers, "ROWS_AT_ONCE", rows_at_once)
+    monkeypatch.setattr(register_quality, "ROWS_AT_ONCE", rows_at_once)
     assert prdc(*clouds()) == pytest.approx(OF_THE_PACKAGE)
 
 
