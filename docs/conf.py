@@ -1,0 +1,62 @@
+"""How Sphinx builds the documentation site: `make docs` (decision D37).
+
+Pages are the Markdown files of this folder. In docs/api a line `::: crocodil.package` stands for the docstrings of
+all modules of that package, so that no list of modules has to be kept.
+"""
+
+import re
+from pathlib import Path
+
+import crocodil
+
+SOURCE = Path(crocodil.__file__).parent
+ORDER = ["results", "sampling", "training", "corpus", "evaluation", "reproduce", "scale", "*", "api/index"]
+
+project = "crocodil"
+version = release = crocodil.__version__
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+exclude_patterns = ["conf.py"]
+default_role = "code"  # `name` in a docstring is code, as in Markdown
+myst_heading_anchors = 4
+autodoc_member_order = "bysource"
+html_theme = "furo"  # no fonts or scripts from other hosts; search works from a local file
+html_title = f"crocodil {release}"
+html_copy_source = False
+
+
+def modules_of(package: str) -> list[str]:
+    """Return the modules below a package, or the module itself."""
+    folder = SOURCE.joinpath(*package.split(".")[1:])
+    if not folder.is_dir():
+        return [package]
+    files = sorted(file for file in folder.rglob("*.py") if file.name != "__main__.py" and file.stat().st_size)
+    paths = [file.relative_to(SOURCE.parent).with_suffix("").parts for file in files]
+    return [".".join(path).removesuffix(".__init__") for path in paths]
+
+
+def fill_page(app: object, page: str, text: list[str]) -> None:
+    """Replace `::: package` by its modules, and give the first page the table of contents."""
+
+    def documented(found: re.Match[str]) -> str:
+        return "\n".join(
+            f"## `{module}`\n\n```{{eval-rst}}\n.. automodule:: {module}\n   :members:\n```\n"
+            for module in modules_of(found[1])
+        )
+
+    text[0] = re.sub(r"^::: ([\w.]+)$", documented, text[0], flags=re.MULTILINE)
+    if page == "index":
+        text[0] += "\n\n```{toctree}\n:hidden:\n:glob:\n\n" + "\n".join(ORDER) + "\n```\n"
+
+
+def escape_markdown(app: object, what: str, name: str, thing: object, options: object, lines: list[str]) -> None:
+    """Escape the characters that are markup in reStructuredText but plain text in our docstrings."""
+    for number, line in enumerate(lines):
+        parts = line.split("`")
+        parts[::2] = [re.sub(r"([*|_\\])", r"\\\1", part) for part in parts[::2]]
+        lines[number] = "`".join(parts)
+
+
+def setup(app: object) -> None:
+    """Connect the two functions above; docstrings are escaped before napoleon reads their sections."""
+    app.connect("source-read", fill_page)  # type: ignore[attr-defined]
+    app.connect("autodoc-process-docstring", escape_markdown, priority=400)  # type: ignore[attr-defined]
