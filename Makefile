@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test faults venv format types unit unit-training unit-others clean
+.PHONY: demo test docs faults venv format types unit unit-training unit-others clean
 .DELETE_ON_ERROR:
 
 demo: venv  ## three programs from the built-in model, and one that it autoencodes
@@ -10,6 +10,14 @@ demo: venv  ## three programs from the built-in model, and one that it autoencod
 
 test: venv  ## style, types and every test that needs no accelerator
 	$(MAKE) --no-print-directory --jobs=2 --output-sync=target unit-others unit-training format types
+
+docs: .venv/docs-ready  ## the documentation site in site/; a broken link or a missing page is an error
+	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet --builder html docs site
+	@echo "open site/index.html"
+
+.venv/docs-ready: .venv/ready
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	touch $@
 
 SEED ?= 0
 MINUTES ?= 30
@@ -47,4 +55,4 @@ venv: .venv/ready  ## .venv with the pinned versions and this package, editable
 	touch $@
 
 clean:
-	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache build dist
+	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache build dist site
