@@ -1,15 +1,17 @@
 """The documentation holds: links point somewhere, named verbs and options exist, and every code block runs.
 
-Each page runs in a temporary folder of its own, with one thread of commands from its first block to its last.
+The blocks of a page run in order, in a temporary folder of their own.
 A block is left out only under a line `<!-- not run: the reason -->` (an 8B model, a GPU, the network, `make`).
 
 To be quick, commands run in this process and sizes are turned down:
 
-- Whatever a command reads and no earlier command wrote is put there: a tiny corpus for `--data`, a tiny trained
-  model for `--model` and for the built-in model, its run for `--run`, a short program for every `.py` file.
+- What a command reads and no earlier command wrote is put there: a tiny corpus for `--data`, a tiny trained model
+  for `--model` and in place of the built-in model, its run for `--run`, a short program for every `.py` file.
 - `SMALLER` replaces values of options (`--preset small` becomes `--preset tiny`), `ADDED` adds options to a verb.
 - `IN_PYTHON` does the same for Python blocks, which share one namespace per page.
-- A bash block may hold `crocodil`, `python examples/own_data.py`, `mkdir`, `for ...; do` and `> FILE`, no other shell.
+- The judges are tiny random networks, installed under the names of the real ones.
+- `crocodil reproduce all` computes one experiment; tests/test_reproduce.py has them all.
+- A bash block may hold `crocodil`, `python examples/own_data.py`, `mkdir`, `cd`, `for` loops and `> FILE`.
 """
 
 import contextlib
@@ -22,6 +24,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -39,7 +42,7 @@ PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"
 RUN = [ROOT / "README.md", *(page for page in DOCS if page.parent.name == "docs")]
 SHELL = {"bash", "sh", "shell", "console"}
 COMMANDS = ("crocodil", "python", "pip", "make", "torchrun")
-OTHER_OPTIONS = {"--steps", "--only", "--number", "--minutes", "--inputs", "--kills"}  # of examples and of `make faults`
+OTHER_OPTIONS = {"--steps", "--only", "--number"}  # of examples and of the fault campaign
 PLACEHOLDER = re.compile(r"[A-Z_.]+|\.\.\.|…")
 
 
@@ -65,7 +68,7 @@ def anchors(page: Path) -> set[str]:
     seen: Counter[str] = Counter()
     found = set(re.findall(r'<a (?:id|name)="([^"]+)"', page.read_text()))
     tokens = tokens_of(page)
-    for token, content in zip(tokens, tokens[1:], strict=False):
+    for token, content in pairwise(tokens):
         if token.type == "heading_open":
             text = "".join(part.content for part in content.children or ())
             slug = re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-")
@@ -97,8 +100,8 @@ def test_links_and_images_point_at_files_and_headings_that_exist(page):
 
 def test_a_broken_link_is_found(tmp_path):
     page = tmp_path / "page.md"
-    page.write_text("# A heading: `code`\n\n[1](page.md#a-heading-code) [2](#nowhere) ![3](no.svg)\n\n<img src='x'>")
-    assert [link for link in links(page) if is_broken(page, link)] == ["#nowhere", "no.svg"]
+    page.write_text('# One: `code`\n\n[1](page.md#one-code) [2](#no) ![3](no.svg)\n\n<img src="no.png">')
+    assert [link for link in links(page) if is_broken(page, link)] == ["#no", "no.svg", "no.png"]
 
 
 def test_every_package_has_an_api_page():
@@ -225,27 +228,37 @@ SMALLER = {
     "--count": {str(count): "2" for count in (3, 4, 8, 16, 20, 32, 100)},
     "--device": {"cuda": "cpu"},
 }
-_LOOPS = ("base_loop", "guided_loop", "prior_loop", "conditional_loop")
-_FEW_STEPS = [word for loop in _LOOPS for word in ("--set", f"{loop}.num_steps=2", "--set", f"{loop}.warmup_steps=1")]
+_FEW_STEPS = [
+    f"--set={loop}_loop.{field}={value}"
+    for loop in ("base", "guided", "prior", "conditional")
+    for field, value in (("num_steps", 2), ("warmup_steps", 1), ("batch_size", 2))
+]
 ADDED = {
     "generate": ["--device", "cpu"],
     "autoencode": ["--device", "cpu"],
     "interpolate": ["--device", "cpu"],
     "encode": ["--device", "cpu"],
     "decode": ["--device", "cpu"],
-    "train": ["--device", "cpu", *_FEW_STEPS],
+    "train": ["--device", "cpu", "--set=encoder_warmup_steps=1", *_FEW_STEPS],
+    "evaluate": ["--device", "cpu"],
+    "reproduce": ["--device", "cpu"],
     "corpus build": ["--vocab-size", "320", "--processes", "1"],
     "examples/own_data.py": ["--device", "cpu", "--steps", "2", "--batch-size", "4"],
 }
 IN_PYTHON = [
     (r'"cuda(:\d)?"', '"cpu"'),
+    (r"\bbatch_size=\d+", "batch_size=16"),
     (r"\b(num_)?calls=\d+", r"\1calls=4"),
     (r"\blength=\d+", "length=64"),
     (r"\b(generate|stream)\(\d+", r"\1(2"),
 ]
 PROGRAMS = ["def q1_alpha_0(q1_delta, scale=0):\n    return total\n", "def g(y):\n    return 2 * y\n"]
 WRITES = ("--out", "--out-dir")
-READS = {"--data": "corpus", "--model": "model", "--run": "run", "--base-run": "run", "--from": "run", "--source": "code"}
+READS = {
+    "--data": "corpus", "--model": "model", "--run": "run", "--base-run": "run", "--from": "run",
+    "--source": "code", "--base": "base",
+}  # fmt: skip
+READS_IN_PYTHON = {r'from_pretrained\("([^"]+)"': "model", r'\bCorpus\("([^"]+)"': "corpus"}
 FIRST_ARGUMENT = {
     "verify": "model", "export": "run", "assemble": "run", "runs show": "run", "corpus show": "corpus",
     "corpus verify": "corpus", "corpus pack": "corpus", "corpus card": "corpus", "examples/own_data.py": "code",
@@ -277,9 +290,11 @@ class Shell:
     def prepare(self, verb: str, words: list[str]) -> list[str]:
         """Turn sizes down, provide what is read, and make room for what is written."""
         words = [word.removesuffix("...") for word in words] + ADDED.get(verb, [])
-        for place, (option, value) in enumerate(zip(words, words[1:], strict=False)):
-            words[place + 1] = SMALLER.get(option, {}).get(value, value)
-            if option in READS and value != "builtin":
+        if verb == "reproduce":
+            words = ["demasker" if word == "all" else word for word in words if word != "--compiled"]
+        for index, (option, value) in enumerate(pairwise(tuple(words))):
+            words[index + 1] = SMALLER.get(option, {}).get(value, value)
+            if option in READS:
                 self.provide(value, READS[option])
             if option == "--samples" and verb == "evaluate":
                 rows = [json.dumps({"text": program}) for program in PROGRAMS * 4]
@@ -300,18 +315,25 @@ class Shell:
             count = 2 if hasattr(CLI.commands.get(words[0]), "commands") else 1
             verb = words[:count]
             words = self.prepare(" ".join(verb), words[count:])
-            result = CliRunner().invoke(app, [*verb, *words])
-            assert result.exit_code == 0, f"crocodil {shlex.join([*verb, *words])}: {result.output}{result.exception!r}"
-            output = result.stdout
+            output = run_verb(*verb, *words)
         elif program == "python" and words[0] in ADDED:
             output = self.run_example(words[0], self.prepare(words[0], words[1:]))
-        elif program == "mkdir":
-            (self.folder / words[-1]).mkdir(parents=True, exist_ok=True)
+        elif program in ("mkdir", "cd"):
             output = ""
+            if program == "mkdir":
+                (self.folder / words[-1]).mkdir(parents=True, exist_ok=True)
         else:
             raise AssertionError(f"`{program}` is not run here: write <!-- not run: reason --> above its block")
         if target:
             (self.folder / target).write_text(output)
+
+    def run_python(self, code: str, namespace: dict[str, object]) -> None:
+        for pattern, smaller in IN_PYTHON:
+            code = re.sub(pattern, smaller, code)
+        for pattern, kind in READS_IN_PYTHON.items():
+            for name in re.findall(pattern, code):
+                self.provide(name, kind)
+        exec(compile(code, "a block of the page", "exec"), namespace)
 
     def run_example(self, script: str, words: list[str]) -> str:
         output, arguments = io.StringIO(), sys.argv
@@ -325,21 +347,36 @@ class Shell:
         return output.getvalue()
 
 
+def run_verb(*words: object) -> str:
+    words = tuple(map(str, words))
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0, f"crocodil {shlex.join(words)}: {result.output}{result.exception!r}"
+    return result.stdout
+
+
 @pytest.fixture(scope="session")
 def things(corpus, trained, tmp_path_factory):
-    """What commands read: a corpus, the run of a tiny model, the model itself, and a folder of code."""
+    """What commands read: a corpus, a run, its model and base, a folder of code, and judges."""
+    from tiny_judges import save_encoder, save_language_model
+
+    from crocodil.judges import folders
     from crocodil.pipeline import Crocodil
 
     folder = tmp_path_factory.mktemp("things")
-    made = CliRunner().invoke(app, ["assemble", str(trained), "--data", str(corpus.directory), "--out", str(folder / "slow")])
-    assert made.exit_code == 0, made.output
+    run_verb("export", trained, "--data", corpus.directory, "--out", folder / "slow")
     model = Crocodil.from_pretrained(folder / "slow", device="cpu")
-    replace(model, settings=replace(model.settings, prior_steps=4, refresh_steps=2)).save_pretrained(folder / "model")
+    drawing = replace(model.settings.drawing, prior_steps=4, refresh_steps=2)
+    replace(model, settings=replace(model.settings, drawing=drawing)).save_pretrained(folder / "model")
+    for name, save in ((folders.DEFAULT_JUDGE, save_language_model), (folders.DEFAULT_ENCODER, save_encoder)):
+        judge = save(folder / "judges" / name)
+        folders._write_checksums(judge)  # so that it counts as installed
     return {
         "corpus": corpus.directory,
         "run": trained,
+        "base": trained / "base" / "model" / "demasker",
         "model": folder / "model",
         "code": corpus.directory.parent / "files",
+        "cache": folder,
     }
 
 
@@ -348,6 +385,7 @@ def test_the_code_blocks_of_a_page_run(page, things, tmp_path, monkeypatch):
     from crocodil.pipeline import settings
 
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CROCODIL_CACHE", str(things["cache"]))
     monkeypatch.setattr(settings, "BUILTIN", "")  # so that `builtin` is a folder like any other: the tiny model
     shell, namespace = Shell(tmp_path, things), {"__name__": page.stem}
     for block in filter(is_run, blocks(page)):
@@ -355,7 +393,4 @@ def test_the_code_blocks_of_a_page_run(page, things, tmp_path, monkeypatch):
             for words in commands(block.code):
                 shell.run(words)
         else:
-            code = block.code
-            for pattern, smaller in IN_PYTHON:
-                code = re.sub(pattern, smaller, code)
-            exec(compile(code, name_of(page), "exec"), namespace)
+            shell.run_python(block.code, namespace)
