@@ -10,7 +10,10 @@ from pathlib import Path
 import crocodil
 
 SOURCE = Path(crocodil.__file__).parent
-ORDER = ["results", "sampling", "training", "corpus", "evaluation", "reproduce", "scale", "*", "api/index"]
+CONTENTS = {  # of the pages that have others below them
+    "index": ["results", "sampling", "training", "corpus", "evaluation", "reproduce", "scale", "*", "api/index"],
+    "api/index": ["pipeline", "sampling", "processes", "models", "*"],
+}
 
 project = "crocodil"
 version = release = crocodil.__version__
@@ -35,7 +38,7 @@ def modules_of(package: str) -> list[str]:
 
 
 def fill_page(app: object, page: str, text: list[str]) -> None:
-    """Replace `::: package` by its modules, and give the first page the table of contents."""
+    """Replace `::: package` by its modules, and add the tables of contents."""
 
     def documented(found: re.Match[str]) -> str:
         return "\n".join(
@@ -44,8 +47,8 @@ def fill_page(app: object, page: str, text: list[str]) -> None:
         )
 
     text[0] = re.sub(r"^::: ([\w.]+)$", documented, text[0], flags=re.MULTILINE)
-    if page == "index":
-        text[0] += "\n\n```{toctree}\n:hidden:\n:glob:\n\n" + "\n".join(ORDER) + "\n```\n"
+    if page in CONTENTS:
+        text[0] += "\n\n```{toctree}\n:hidden:\n:glob:\n\n" + "\n".join(CONTENTS[page]) + "\n```\n"
 
 
 def escape_markdown(app: object, what: str, name: str, thing: object, options: object, lines: list[str]) -> None:

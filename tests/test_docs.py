@@ -7,7 +7,8 @@ To be quick, commands run in this process and sizes are turned down:
 
 - What a command reads and no earlier command wrote is put there: a tiny corpus for `--data`, a tiny trained model
   for `--model` and in place of the built-in model, its run for `--run`, a short program for every `.py` file.
-- `SMALLER` replaces values of options (`--preset small` becomes `--preset tiny`), `ADDED` adds options to a verb.
+- `SMALLER` replaces values of options (`--preset small` becomes `--preset tiny`), `LARGEST` bounds them, `ADDED` adds
+  options to a verb. With `--dry-run` nothing is changed.
 - `IN_PYTHON` does the same for Python blocks, which share one namespace per page.
 - The judges are tiny random networks, installed under the names of the real ones.
 - `crocodil reproduce all` computes one experiment; tests/test_reproduce.py has them all.
@@ -223,11 +224,9 @@ def test_a_verb_or_an_option_that_does_not_exist_is_found():
 
 SMALLER = {
     "--preset": {"small": "tiny", "full": "tiny", "quick": "tiny"},
-    "--calls": {"16": "4", "32": "4", "64": "4", "128": "4"},
-    "--length": {"256": "64", "512": "64"},
-    "--count": {str(count): "2" for count in (3, 4, 8, 16, 20, 32, 100)},
     "--device": {"cuda": "cpu"},
 }
+LARGEST = {"--calls": 4, "--length": 64, "--count": 2}
 _FEW_STEPS = [
     f"--set={loop}_loop.{field}={value}"
     for loop in ("base", "guided", "prior", "conditional")
@@ -283,17 +282,22 @@ class Shell:
         names = [word for word in words if re.fullmatch(r"[\w/.-]+\.(py|txt)|FILE|A|B", word)]
         for name, program in zip(names, [*PROGRAMS, *PROGRAMS], strict=False):
             path = self.folder / name
+            assert not name.startswith("examples/") or (ROOT / name).exists(), f"there is no {name}"
             if not path.exists() and not words[words.index(name) - 1].startswith("--"):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(program)
 
     def prepare(self, verb: str, words: list[str]) -> list[str]:
         """Turn sizes down, provide what is read, and make room for what is written."""
+        if "--dry-run" in words:
+            return words
         words = [word.removesuffix("...") for word in words] + ADDED.get(verb, [])
         if verb == "reproduce":
             words = ["demasker" if word == "all" else word for word in words if word != "--compiled"]
         for index, (option, value) in enumerate(pairwise(tuple(words))):
             words[index + 1] = SMALLER.get(option, {}).get(value, value)
+            if option in LARGEST:
+                words[index + 1] = str(min(int(value), LARGEST[option]))
             if option in READS:
                 self.provide(value, READS[option])
             if option == "--samples" and verb == "evaluate":
