@@ -7,8 +7,8 @@ To be quick, commands run in this process and sizes are turned down:
 
 - What a command reads and no earlier command wrote is put there: a tiny corpus for `--data`, a tiny trained model
   for `--model` and in place of the built-in model, its run for `--run`, a short program for every `.py` file.
-- `SMALLER` replaces values of options (`--preset small` becomes `--preset tiny`), `LARGEST` bounds them, `ADDED` adds
-  options to a verb. With `--dry-run` nothing is changed.
+- `SMALLER` replaces values of options (`--preset small` becomes `--preset tiny`), `LARGEST` bounds them, `ADDED`
+  adds options to a verb. With `--dry-run` nothing is changed.
 - `IN_PYTHON` does the same for Python blocks, which share one namespace per page.
 - The judges are tiny random networks, installed under the names of the real ones.
 - `crocodil reproduce all` computes one experiment; tests/test_reproduce.py has them all.
