@@ -214,7 +214,8 @@ def invocations(page: Path) -> Iterator[list[str]]:
 @pytest.mark.parametrize("page", [page for page in PAGES if page.name != "CHANGELOG.md"], ids=name_of)
 def test_verbs_and_options_that_are_named_exist(page):
     assert [(words, wrong) for words in invocations(page) if (wrong := unknown_words(words))] == []
-    named = {m for t in inline(page) if t.type == "code_inline" for m in re.findall(r"^--[a-z][a-z0-9-]*", t.content)}
+    spans = [token.content for token in inline(page) if token.type == "code_inline"]
+    named = {option for span in spans for option in re.findall(r"^--[a-z][a-z0-9-]*", span)}
     assert named - all_options() - OTHER_OPTIONS == set()
 
 
