@@ -53,6 +53,8 @@ def fill_page(app: object, page: str, text: list[str]) -> None:
 
 def escape_markdown(app: object, what: str, name: str, thing: object, options: object, lines: list[str]) -> None:
     """Escape the characters that are markup in reStructuredText but plain text in our docstrings."""
+    if lines[:1] and lines[0].startswith("Alias for field number"):  # Python's own text for a named tuple
+        lines.clear()
     for number, line in enumerate(lines):
         parts = line.split("`")
         parts[::2] = [re.sub(r"([*|_\\])", r"\\\1", part) for part in parts[::2]]

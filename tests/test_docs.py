@@ -9,7 +9,7 @@ To be quick, commands run in this process and sizes are turned down:
   for `--model` and in place of the built-in model, its run for `--run`, a short program for every `.py` file.
 - `SMALLER` replaces values of options (`--preset small` becomes `--preset tiny`), `LARGEST` bounds them, `ADDED`
   adds options to a verb. With `--dry-run` nothing is changed.
-- `IN_PYTHON` does the same for Python blocks, which share one namespace per page.
+- `IN_PYTHON` does the same for Python blocks, which share one namespace per page; it begins with lists of `TEXTS`.
 - The judges are tiny random networks, installed under the names of the real ones.
 - `crocodil reproduce all` computes one experiment; tests/test_reproduce.py has them all.
 - A bash block may hold `crocodil`, `python examples/own_data.py`, `mkdir`, `cd`, `for` loops and `> FILE`.
@@ -257,12 +257,17 @@ IN_PYTHON = [
     (r"\b(generate|stream)\(\d+", r"\1(2"),
 ]
 PROGRAMS = ["def q1_alpha_0(q1_delta, scale=0):\n    return total\n", "def g(y):\n    return 2 * y\n"]
+TEXTS = ("texts", "real_texts", "other_real_texts")  # names that Python blocks may use
 WRITES = ("--out", "--out-dir")
 READS = {
     "--data": "corpus", "--model": "model", "--run": "run", "--base-run": "run", "--from": "run",
     "--source": "code", "--base": "base",
 }  # fmt: skip
-READS_IN_PYTHON = {r'from_pretrained\("([^"]+)"': "model", r'\bCorpus\("([^"]+)"': "corpus"}
+READS_IN_PYTHON = {
+    r'from_pretrained\("([^"]+)"': "model",
+    r'\bCorpus\("([^"]+)"': "corpus",
+    r'"([^"]+)/tokenizer\.json"': "corpus",
+}
 FIRST_ARGUMENT = {
     "verify": "model", "export": "run", "assemble": "run", "runs show": "run", "corpus show": "corpus",
     "corpus verify": "corpus", "corpus pack": "corpus", "corpus card": "corpus", "examples/own_data.py": "code",
@@ -396,7 +401,7 @@ def test_the_code_blocks_of_a_page_run(page, things, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CROCODIL_CACHE", str(things["cache"]))
     monkeypatch.setattr(settings, "BUILTIN", "")  # so that `builtin` is a folder like any other: the tiny model
-    shell, namespace = Shell(tmp_path, things), {"__name__": page.stem}
+    shell, namespace = Shell(tmp_path, things), dict.fromkeys(TEXTS, PROGRAMS * 4)
     for block in filter(is_run, blocks(page)):
         if block.is_shell:
             for words in commands(block.code):
