@@ -5,11 +5,14 @@ all modules of that package, so that no list of modules has to be kept.
 """
 
 import re
+from functools import partial
 from pathlib import Path
 
 import crocodil
 
+DOCS = Path(__file__).parent.resolve()
 SOURCE = Path(crocodil.__file__).parent
+LINK = r"(?<!!)\[([^\]]+)\]\(([^)#\s]+)(?:#[^)]*)?\)"
 CONTENTS = {  # of the pages that have others below them
     "index": ["results", "sampling", "training", "corpus", "evaluation", "reproduce", "scale", "*", "api/index"],
     "api/index": ["pipeline", "sampling", "processes", "models", "*"],
@@ -39,8 +42,19 @@ def modules_of(package: str) -> list[str]:
     return [".".join(path).removesuffix(".__init__") for path in paths]
 
 
+def link_outside(folder: Path, found: re.Match[str]) -> str:
+    """Link a package to its API page, and offer a Markdown file outside docs/ for download."""
+    text, target = found[1], folder / found[2]
+    if target.is_dir():
+        page = DOCS / "api" / f"{target.name}.md"
+        return f"[{text}](/api/{page.name})" if page.exists() else text
+    if target.suffix == ".md" and target.is_file() and DOCS not in target.resolve().parents:
+        return f"{{download}}`{text.replace('`', '')} <{found[2]}>`"
+    return found[0]
+
+
 def fill_page(app: object, page: str, text: list[str]) -> None:
-    """Replace `::: package` by its modules, and add the tables of contents."""
+    """Replace `::: package` by its modules, mend links out of docs/, and add the tables of contents."""
 
     def documented(found: re.Match[str]) -> str:
         return "\n".join(
@@ -49,6 +63,7 @@ def fill_page(app: object, page: str, text: list[str]) -> None:
         )
 
     text[0] = re.sub(r"^::: ([\w.]+)$", documented, text[0], flags=re.MULTILINE)
+    text[0] = re.sub(LINK, partial(link_outside, (DOCS / page).parent), text[0])
     if page in CONTENTS:
         text[0] += "\n\n```{toctree}\n:hidden:\n:glob:\n\n" + "\n".join(CONTENTS[page]) + "\n```\n"
 

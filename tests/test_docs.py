@@ -244,7 +244,7 @@ ADDED = {
     "encode": ["--device", "cpu"],
     "decode": ["--device", "cpu"],
     "train": ["--device", "cpu", "--set=encoder_warmup_steps=1", *_FEW_STEPS],
-    "evaluate": ["--device", "cpu"],
+    "evaluate": ["--device", "cpu", "--count", "2"],
     "reproduce": ["--device", "cpu"],
     "corpus build": ["--vocab-size", "320", "--processes", "1"],
     "examples/own_data.py": ["--device", "cpu", "--steps", "2", "--batch-size", "4"],
