@@ -161,7 +161,7 @@ def prior_in_calls(demasker, encoder, prior, conditional, engine: Engine, device
 
         def again() -> None:
             condition = encoder(canvas, hidden=canvas == decoding.mask_id)
-            known = {"remembered": conditional.remember(condition)}
+            known = {"condition_kv": conditional.cross_attention_kv(condition)}
             draw_registers(conditional, short, known=known, streams=streams, engine=engine)
 
         prior_s, refresh_s = seconds(first), seconds(again)
@@ -252,7 +252,7 @@ def on_this_cpu(demasker, encoder, prior, conditional) -> None:
 
             def refresh(tokens, drawn):
                 condition = encoder(tokens, hidden=tokens == decoding.mask_id)
-                known = {"remembered": conditional.remember(condition)}
+                known = {"condition_kv": conditional.cross_attention_kv(condition)}
                 return draw_registers(conditional, replace(sampling, num_steps=32), known=known, streams=drawn)
 
             def generate() -> None:

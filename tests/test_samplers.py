@@ -596,14 +596,14 @@ def test_coherence_goes_on_from_registers_apart_to_registers_together(self_condi
     def step(registers, guess, now, later, fresh):
         seen = known | ({"guess": guess} if self_conditioned else {})
         together = denoiser(registers, now, **seen)
-        apart = denoiser(registers, now, **seen, alone=torch.tensor([True, True]))
+        apart = denoiser(registers, now, **seen, identity_attention=torch.tensor([True, True]))
         return ddim_step(registers, 2.5 * together - 1.5 * apart, now, later), together
 
     noise = streams.at("noise").normal(NUM_REGISTERS, REGISTER_WIDTH)
     with torch.no_grad():
         expected = normalise(walk(step, noise, ddim_times(8, offsets), offsets=offsets))
-        remembered = {"remembered": denoiser.remember(known["condition"])}
-    for what in (known, remembered):
+        precomputed = {"condition_kv": denoiser.cross_attention_kv(known["condition"])}
+    for what in (known, precomputed):
         drawn = draw_registers(denoiser, sampling, known=what, streams=streams)
         assert torch.allclose(drawn.registers, expected, atol=1e-3)
         assert drawn.cost == Cost(denoiser_calls=16)

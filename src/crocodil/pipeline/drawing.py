@@ -43,16 +43,16 @@ class Priors:
             )
         known = None
         if prior is self.conditional:
-            known = {"remembered": self._remembered_bare(prior, length, streams.keys.device)}
+            known = {"condition_kv": self._bare_condition_kv(prior, length, streams.keys.device)}
         sampling = self._sampling(prior, self.settings.prior_steps)
         return draw_registers(prior, sampling, known=known, streams=streams, on_step=on_step, engine=self.engine)
 
     @torch.no_grad()
-    def _remembered_bare(self, conditional: RegisterDenoiser, length: int, device: torch.device) -> Tensor:
+    def _bare_condition_kv(self, conditional: RegisterDenoiser, length: int, device: torch.device) -> Tensor:
         """A conditional prior alone draws given a bare canvas (decision D15), which is encoded once for ever."""
         if length not in self._bare_canvases:
             canvas = masked_canvas(NOTHING, self.tokenizer, length=length).tokens.to(device)
-            self._bare_canvases[length] = conditional.remember(self.condition(canvas[None]))
+            self._bare_canvases[length] = conditional.cross_attention_kv(self.condition(canvas[None]))
         return self._bare_canvases[length]
 
     @cached_property
@@ -69,7 +69,7 @@ class Priors:
         drawn = draw_registers(
             conditional,
             self._sampling(conditional, num_steps),
-            known={"remembered": conditional.remember(self.condition(tokens))},
+            known={"condition_kv": conditional.cross_attention_kv(self.condition(tokens))},
             streams=streams,
             on_step=on_step,
             engine=self.engine,

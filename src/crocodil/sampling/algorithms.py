@@ -115,8 +115,10 @@ def _together_and_apart(
 ) -> tuple[RegisterBank, ...]:
     """What is predicted where registers see each other and where they do not, in one batch twice as large."""
     twice = {name: torch.cat([bank, bank]) for name, bank in seen.items()}
-    alone = torch.arange(2 * len(time), device=time.device) >= len(time)
-    both = denoise(torch.cat([noisy_registers] * 2), torch.cat([time] * 2), **twice, **known, alone=alone)
+    identity = torch.arange(2 * len(time), device=time.device) >= len(time)
+    both = denoise(
+        torch.cat([noisy_registers] * 2), torch.cat([time] * 2), **twice, **known, identity_attention=identity
+    )
     return both.chunk(2)
 
 
