@@ -1,7 +1,7 @@
-"""Folders written before format 2: a model and a corpus of version 1, with what the code of that time made of them.
+"""Model folders and corpora of format version 1 still load and give the same tokens.
 
-tests/fixtures/model-v1 holds untrained networks of width 16: all five, one of them self-conditioned, with settings
-that use old names of options. model-v1-expected.json holds tokens and texts that the old code gave.
+tests/fixtures/model-v1 has all five networks, untrained and of width 16, and settings with old option names.
+model-v1-expected.json holds what the code that wrote the folder generated from it.
 """
 
 import json

@@ -14,7 +14,7 @@ from crocodil.corpus.licences import has_copyleft_notice
 Filter: TypeAlias = Callable[[SourceFile], bool]
 
 MIN_CHARS = 200
-HEAD_CHARS = 3000  # where a file speaks about itself
+HEAD_CHARS = 3000  # a file describes itself at its start
 
 
 def too_short(file: SourceFile) -> bool:

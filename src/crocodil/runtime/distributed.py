@@ -37,7 +37,7 @@ class Ranks:
     device: str = "cpu"
 
     @property
-    def speaks(self) -> bool:
+    def is_main(self) -> bool:
         """Whether this process talks to a person and finishes files."""
         return self.rank == 0
 
@@ -77,7 +77,7 @@ class Ranks:
     def once(self, action: Callable[[], object]) -> None:
         """Done by the speaking rank alone; what goes wrong there ends every rank, so that none waits for it."""
         fault = ""
-        if self.speaks:
+        if self.is_main:
             try:
                 action()
             except (ValueError, OSError) as error:
@@ -151,15 +151,15 @@ def load_tensors(tensors: Mapping[str, Tensor], directory: Path) -> None:
 @contextmanager
 def whole_directory_of_all(target: Path, ranks: Ranks) -> Iterator[Path]:
     """A directory that all ranks write into; on success it becomes `target`, which must not exist yet."""
-    unfinished = Path(ranks.agree(str(unfinished_directory(target)) if ranks.speaks else ""))
+    unfinished = Path(ranks.agree(str(unfinished_directory(target)) if ranks.is_main else ""))
     try:
         yield unfinished
         ranks.wait()
-        if ranks.speaks:
+        if ranks.is_main:
             finish_directory(unfinished, target)
         ranks.wait()
     finally:
-        if ranks.speaks:
+        if ranks.is_main:
             shutil.rmtree(unfinished, ignore_errors=True)
 
 

@@ -55,10 +55,10 @@ def save(state: TrainState, root: Path, *, keep: int) -> None:
         with whole_directory_of_all(target, ranks) as unfinished:
             save_tensors(_tensors(state), unfinished)
             ranks.wait()
-            if ranks.speaks:
+            if ranks.is_main:
                 sums = {file.name: sha256(file) for file in sorted(unfinished.glob("*.safetensors"))}
                 write_sealed(unfinished / STATE_FILE, {"step": state.step, "sha256": sums})
-    if ranks.speaks:
+    if ranks.is_main:
         for old in checkpoints_in(root)[:-keep]:
             shutil.rmtree(old)
 
@@ -76,13 +76,13 @@ def restore(state: TrainState, root: Path) -> bool:
     found = checkpoints_in(root)
     damaged: list[Path] = []
     for directory in reversed(found):
-        damage = state.ranks.agree(_damage(directory) if state.ranks.speaks else "")
+        damage = state.ranks.agree(_damage(directory) if state.ranks.is_main else "")
         if not damage:
             _load(state, directory)
             _remove(damaged, state.ranks)
             return True
         damaged.append(directory)
-        if state.ranks.speaks:
+        if state.ranks.is_main:
             warnings.warn(f"{directory} is not used: {damage}; falling back to the one before", stacklevel=2)
     if found:
         raise ValueError(f"no checkpoint in {root} is whole: start anew with another --out")
@@ -90,7 +90,7 @@ def restore(state: TrainState, root: Path) -> bool:
 
 
 def _remove(directories: list[Path], ranks: Ranks) -> None:
-    if ranks.speaks:
+    if ranks.is_main:
         for directory in directories:
             shutil.rmtree(directory)
     ranks.wait()
