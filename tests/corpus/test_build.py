@@ -480,9 +480,9 @@ def test_every_mistake_is_one_line(small_corpus, tmp_path, capsys):
         ),
         (
             [*own, tmp_path / "files", "--tokenizer", tmp_path / "tokenizer.json"],
-            r"tokenizer\.json is no tokenizer",
+            r"is not a usable tokenizer\.json",
         ),
-        ([*own, tmp_path / "files", "--tokenizer", tmp_path], "is missing: a tokenizer is a tokenizer.json"),
+        ([*own, tmp_path / "files", "--tokenizer", tmp_path], "is missing: expected a tokenizer.json"),
     ):
         code, _, said = called(capsys, "corpus", *arguments)
         assert (code, len(said.strip().splitlines())) == (1, 1), said
