@@ -100,7 +100,9 @@ def test_an_unexpected_tensor_is_named(checkpoint):
 def test_a_wrong_shape_is_named(checkpoint):
     name = "model.transformer.wte.weight"
     rewrite(checkpoint / "model.safetensors", lambda w: w.update({name: torch.zeros(384, 63)}))
-    with pytest.raises(ValueError, match=r"wte\.weight has shape \(384, 63\), but the config requires \(384, 64\)"):
+    with pytest.raises(
+        ValueError, match=r"wte\.weight has shape \(384, 63\), but the config requires \(384, 64\)"
+    ):
         load_llada(checkpoint)
 
 
@@ -126,7 +128,7 @@ def test_a_missing_shard_a_lying_index_and_a_path_outside_are_refused(checkpoint
     name, file_name = next(iter(weight_map.items()))
 
     index.write_text(json.dumps({"weight_map": {**weight_map, name: "../elsewhere.safetensors"}}))
-    with pytest.raises(ValueError, match="no file beside the index"):
+    with pytest.raises(ValueError, match="not a file beside the index"):
         load_llada(checkpoint)
     index.write_text(json.dumps({"weight_map": {**weight_map, "ghost": file_name}}))
     with pytest.raises(ValueError, match="disagree about ghost"):
@@ -150,7 +152,7 @@ def test_an_empty_or_absent_directory_is_refused(tmp_path, checkpoint):
     with pytest.raises(ValueError, match=r"config\.json is not JSON"):
         load_llada(checkpoint)
     (checkpoint / "config.json").write_text("[]")
-    with pytest.raises(ValueError, match="holds no JSON object"):
+    with pytest.raises(ValueError, match="does not hold a JSON object"):
         load_llada(checkpoint)
 
 

@@ -179,7 +179,7 @@ def test_a_name_that_is_not_utf8_is_kept_as_an_escape(folder, tmp_path):
 
 def test_a_folder_of_tables_and_of_programs_is_refused_before_one_kind_is_lost(folder):
     (folder / "a" / "rows.jsonl").write_text('{"text": "x = 1"}')
-    with pytest.raises(ValueError, match=r"holds tables \(rows.jsonl\) and single files \(x.py\)"):
+    with pytest.raises(ValueError, match=r"holds both tables \(rows.jsonl\) and text files \(x.py\)"):
         own_python(folder)
 
 

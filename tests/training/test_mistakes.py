@@ -136,7 +136,7 @@ def test_a_device_is_the_cpu_or_a_gpu_that_is_there():
     with pytest.raises(ValueError, match="device cuda:9999: "):
         checked_device("cuda:9999")
     for name in ("gpu", "mps", "CPU", "cpu:0", "cuda:-1", "cuda:٣"):
-        with pytest.raises(ValueError, match=r"no device .*: take cpu, cuda, or cuda:N"):
+        with pytest.raises(ValueError, match=r"no device .*: use cpu, cuda, or cuda:N"):
             checked_device(name)
 
 
