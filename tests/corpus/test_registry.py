@@ -51,9 +51,9 @@ NO_NAMES = [
 @pytest.mark.parametrize("name", NO_NAMES)
 def test_only_names_and_versions_reach_pip(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ValueError, match="no name of a package"):
+    with pytest.raises(ValueError, match="neither a package name"):
         lock(["pack00", name])
-    with pytest.raises(ValueError, match="is no name, version or sha256"):
+    with pytest.raises(ValueError, match="is not a valid package name, version or sha256"):
         Pin(name, "1.0", "0" * 64)
     (tmp_path / "manifest.txt").write_text(f"{name}==1.0 --hash=sha256:{'0' * 64}\n", encoding="utf-8")
     with pytest.raises(ValueError, match=r"manifest\.txt:1: not a pin"):
@@ -87,14 +87,14 @@ def test_a_file_of_names_says_where_it_is_wrong(tmp_path):
     pins = [Pin("Zope.Interface", "1.0", "0" * 64), Pin("torch", "2.9.0", "0" * 64)]
     assert without_pin(read_names(file), pins) == ["numpy"]
     for content, message in (
-        (b"numpy\n--log=x\n", r"names\.txt: '--log=x' is no name"),
+        (b"numpy\n--log=x\n", r"names\.txt: '--log=x' is neither a package name"),
         (b"\xff\xfe\0", r"names\.txt is no text file"),
         (b"# nothing\n", r"names\.txt lists no package"),
     ):
         file.write_bytes(content)
         with pytest.raises(ValueError, match=message):
             read_names(file)
-    with pytest.raises(ValueError, match="is no file"):
+    with pytest.raises(ValueError, match="is not a readable file"):
         read_names(tmp_path)
     (tmp_path / "manifest.txt").write_bytes(b"\xff\0")
     with pytest.raises(ValueError, match=r"manifest\.txt is no text file"):
