@@ -378,9 +378,9 @@ def test_a_description_that_is_no_description_is_refused(tmp_path, content):
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff\xff", b"[" * 200_000])
-def test_a_description_that_is_no_json_is_refused(tmp_path, content):
+def test_a_description_that_is_not_json_is_refused(tmp_path, content):
     (tmp_path / "corpus.json").write_bytes(content)
-    with pytest.raises(ValueError, match=r"corpus\.json is no JSON"):
+    with pytest.raises(ValueError, match=r"corpus\.json is not JSON"):
         Corpus(tmp_path)
 
 

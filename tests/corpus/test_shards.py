@@ -106,7 +106,7 @@ def test_a_token_beyond_the_vocabulary_is_damage(tmp_path):
     assert whole.batch([0]).max() < 16
     damaged = Programs([view], 8, bos=BOS, eos=EOS, vocab_size=15)
     for read in (lambda: damaged[0], lambda: damaged.batch([0])):
-        with pytest.raises(ValueError, match="is damaged: token 15 of a vocabulary of 15"):
+        with pytest.raises(ValueError, match="is damaged: token 15 is outside a vocabulary of 15"):
             read()
 
 
@@ -130,7 +130,11 @@ def flipped(file, value):
             lambda file: (file.unlink(), os.mkfifo(file)),
             r"documents\.npy is damaged: it is not a regular",
         ),
-        ("documents.npy", lambda file: np.save(file, np.arange(3)), r"documents\.npy is damaged: it is another"),
+        (
+            "documents.npy",
+            lambda file: np.save(file, np.arange(3)),
+            r"documents\.npy is damaged: its columns are not as expected",
+        ),
         ("parts.npy", lambda file: np.save(file, np.array([{}])), r"parts\.npy is damaged"),
         ("tokens.bin", lambda file: file.write_bytes(b""), r"tokens\.bin is damaged"),
         ("tokens.bin", lambda file: file.write_bytes(file.read_bytes()[:-1]), r"tokens\.bin is damaged"),

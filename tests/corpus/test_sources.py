@@ -331,7 +331,7 @@ def test_rows_without_text_are_skipped_and_a_table_without_the_column_is_an_erro
     file.write_text('{"text": "x = 1", "licences": ["MIT", "0BSD"]}\n{"text": null}\nnot json\n[1]\n')
     items = read(Rows(file, Columns(licence="licences")))
     assert [item.licence for item in items if isinstance(item, RawFile)] == ["MIT OR 0BSD"]
-    assert list(skips(items).values()) == ["row without a text", "not a JSON object", "not a JSON object"]
+    assert list(skips(items).values()) == ["row without text", "not a JSON object", "not a JSON object"]
     with pytest.raises(ValueError, match="has no column 'body'; its columns are text, licences"):
         read(Rows(file, Columns(text="body")))
     write_parquet(tmp_path / "rows.parquet")
