@@ -171,7 +171,7 @@ def test_a_folder_that_two_make_at_once_is_that_of_the_first(tmp_path):
             (late / "file").write_text("late")
             (first / "file").write_text("first")
 
-    with pytest.raises(ValueError, match="model exists: another process made it meanwhile, choose another"):
+    with pytest.raises(ValueError, match="model exists: another process has just made it, choose another"):
         make_late()
     assert (target / "file").read_text() == "first"
     assert not leftovers(tmp_path)

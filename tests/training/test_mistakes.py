@@ -136,7 +136,7 @@ def test_a_device_is_the_cpu_or_a_gpu_that_is_there():
     with pytest.raises(ValueError, match="device cuda:9999: "):
         checked_device("cuda:9999")
     for name in ("gpu", "mps", "CPU", "cpu:0", "cuda:-1", "cuda:٣"):
-        with pytest.raises(ValueError, match=r"no device .*: take cpu, cuda, or cuda:N"):
+        with pytest.raises(ValueError, match=r"no device .*: use cpu, cuda, or cuda:N"):
             checked_device(name)
 
 
@@ -168,7 +168,7 @@ def test_data_that_is_no_corpus_is_one_line(tmp_path):
     for verb in (("train", "base", "--out", tmp_path / "run"), ("train", "base", "--dry-run")):
         found = invoke(*verb, "--data", tmp_path)
         assert isinstance(found.exception, ValueError)
-        assert "holds no finished corpus" in str(found.exception)
+        assert "is not a finished corpus" in str(found.exception)
 
 
 # ---------------------------------------------------------------- damaged files
@@ -196,7 +196,7 @@ def test_a_damaged_line_of_metrics_is_left_out_and_dropped_on_resume(tmp_path, l
         last_values(tmp_path)
     (stage / "metrics.jsonl").unlink()
     os.mkfifo(stage / "metrics.jsonl")
-    with pytest.raises(ValueError, match="is no plain file"):
+    with pytest.raises(ValueError, match="is not a regular file"):
         last_values(tmp_path)
 
 

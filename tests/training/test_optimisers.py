@@ -144,8 +144,8 @@ def with_muon(run, **changes):
          {"demasker.boundaries", "demasker.register_map.weight", "encoder.suffix", "encoder.register_map.weight",
           "encoder.backbone.embed_tokens.weight", "encoder.backbone.layers.0.self_attn.q_norm.weight"}),
         (conditional_stage, {"denoiser.blocks.0.attention.key_value.weight", "denoiser.blocks.1.mlp.2.weight"},
-         {"denoiser.blocks.0.table", "denoiser.blocks.0.mlp.0.bias", "denoiser.places", "denoiser.last_table",
-          "denoiser.time_modulation.weight", "denoiser.enter_condition.null", "denoiser.leave.weight"}),
+         {"denoiser.blocks.0.table", "denoiser.blocks.0.mlp.0.bias", "denoiser.pos_embed", "denoiser.final_table",
+          "denoiser.time_modulation.weight", "denoiser.condition_embed.null", "denoiser.proj_out.weight"}),
     ],
 )  # fmt: skip
 def test_muon_moves_the_matrices_of_repeated_blocks_and_nothing_else(trained, corpus, make, hidden, others):

@@ -285,7 +285,7 @@ def test_an_empty_split_is_one_clear_line(corpus, tmp_path):
         if path.name != "corpus.json":
             (copy / path.name).symlink_to(path)
     (copy / "corpus.json").write_text(json.dumps(description))
-    with pytest.raises(ValueError, match="the valid split holds no program of at most 64 tokens"):
+    with pytest.raises(ValueError, match="the valid split has no program of at most 64 tokens"):
         run_stage("base", tiny(corpus), Place(Corpus(copy), tmp_path, tmp_path))
     assert not (tmp_path / "base").exists()
 

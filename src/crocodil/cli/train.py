@@ -78,7 +78,7 @@ def train(
     with ranks(where) as all_ranks:
         place = Place(found, out, source or out, all_ranks)
         finished = run_stage(stage, run, place, resume=resume, max_minutes=max_minutes)
-        if all_ranks.speaks:
+        if all_ranks.is_main:
             typer.echo(f"{out / stage}: " + ("finished" if finished else "stopped; go on with --resume"))
     return None
 

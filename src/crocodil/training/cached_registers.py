@@ -87,7 +87,7 @@ def cache_registers(
     autocast = torch.autocast(ranks.device.split(":")[0], dtype=torch.bfloat16, enabled=bf16)
     with (
         whole_directory_of_all(target, ranks) as unfinished,
-        progress(f"encoding {target.name}", len(share), unit="programs", shown=ranks.speaks) as advance,
+        progress(f"encoding {target.name}", len(share), unit="programs", shown=ranks.is_main) as advance,
         autocast,
     ):
         bank = _open_bank(unfinished / _FILE, (len(programs), *shape), ranks)
@@ -113,7 +113,7 @@ def _write(bank: np.memmap, numbers: np.ndarray, registers: Tensor) -> None:
 
 
 def _open_bank(file: Path, shape: tuple[int, int, int], ranks: Ranks) -> np.memmap:
-    if ranks.speaks:
+    if ranks.is_main:
         np.lib.format.open_memmap(file, mode="w+", dtype=np.float16, shape=shape)
         _reserve(file)
     ranks.wait()

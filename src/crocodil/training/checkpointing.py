@@ -16,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from crocodil.checkpoints.checksums import sha256
+from crocodil.checkpoints.format import name_in_version_1
 from crocodil.runtime.config import Amount, config, read_as
 from crocodil.runtime.distributed import Ranks, load_tensors, save_tensors, whole_directory_of_all
 from crocodil.training.optimisers import fresh_moments, moment_names
@@ -54,10 +55,10 @@ def save(state: TrainState, root: Path, *, keep: int) -> None:
         with whole_directory_of_all(target, ranks) as unfinished:
             save_tensors(_tensors(state), unfinished)
             ranks.wait()
-            if ranks.speaks:
+            if ranks.is_main:
                 sums = {file.name: sha256(file) for file in sorted(unfinished.glob("*.safetensors"))}
                 write_sealed(unfinished / STATE_FILE, {"step": state.step, "sha256": sums})
-    if ranks.speaks:
+    if ranks.is_main:
         for old in checkpoints_in(root)[:-keep]:
             shutil.rmtree(old)
 
@@ -75,13 +76,13 @@ def restore(state: TrainState, root: Path) -> bool:
     found = checkpoints_in(root)
     damaged: list[Path] = []
     for directory in reversed(found):
-        damage = state.ranks.agree(_damage(directory) if state.ranks.speaks else "")
+        damage = state.ranks.agree(_damage(directory) if state.ranks.is_main else "")
         if not damage:
             _load(state, directory)
             _remove(damaged, state.ranks)
             return True
         damaged.append(directory)
-        if state.ranks.speaks:
+        if state.ranks.is_main:
             warnings.warn(f"{directory} is not used: {damage}; falling back to the one before", stacklevel=2)
     if found:
         raise ValueError(f"no checkpoint in {root} is whole: start anew with another --out")
@@ -89,7 +90,7 @@ def restore(state: TrainState, root: Path) -> bool:
 
 
 def _remove(directories: list[Path], ranks: Ranks) -> None:
-    if ranks.speaks:
+    if ranks.is_main:
         for directory in directories:
             shutil.rmtree(directory)
     ranks.wait()
@@ -124,20 +125,29 @@ def _tensors(state: TrainState) -> dict[str, Tensor]:
 
 def _load(state: TrainState, directory: Path) -> None:
     stored = stored_shapes(directory)
+    stored_name = _name_in_version_1 if "denoiser.enter.weight" in stored else str
     weights = {name for name in stored if "/" not in name}
-    if differ := sorted(weights ^ set(state.parameters)):
+    if differ := sorted(weights ^ set(map(stored_name, state.parameters))):
         raise ValueError(f"{directory} is of another model: it differs in {differ[0]} and {len(differ) - 1} more")
     state.optimiser.state.clear()
     moments = {one: moment_names(group) for group in state.optimiser.param_groups for one in group["params"]}
     for name, parameter in state.parameters.items():
-        if stored[name] != tuple(parameter.shape):
-            raise ValueError(f"{directory}: {name} has shape {stored[name]}, not {tuple(parameter.shape)}")
-        if f"{moments[parameter][0]}/{name}" in stored:
+        shape = stored[stored_name(name)]
+        if shape != tuple(parameter.shape):
+            raise ValueError(f"{directory}: {name} has shape {shape}, not {tuple(parameter.shape)}")
+        if f"{moments[parameter][0]}/{stored_name(name)}" in stored:
             state.optimiser.state[parameter] = fresh_moments(parameter, moments[parameter])
-    if foreign := sorted(set(stored) - set(_tensors(state))):
+    tensors = {stored_name(name): tensor for name, tensor in _tensors(state).items()}
+    if foreign := sorted(set(stored) - set(tensors)):
         raise ValueError(f"{directory} was written with another optimiser: it holds {foreign[0]}")
-    load_tensors(_tensors(state), directory)
+    load_tensors(tensors, directory)
     state.step = _contents(directory).step
+
+
+def _name_in_version_1(name: str) -> str:
+    """Return the name of a tensor in a checkpoint written before the denoiser's weights were renamed."""
+    prefix, denoiser, weight = name.rpartition("denoiser.")
+    return prefix + denoiser + name_in_version_1("RegisterDenoiser", weight) if denoiser else name
 
 
 def _name(step: int) -> str:

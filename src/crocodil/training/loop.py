@@ -134,9 +134,9 @@ def train(
     recorder = recorder_for(config, ranks)
     deadline, first_step = time.monotonic() + 60 * (max_minutes or math.inf), state.step
     with (
-        metrics_log(out, state.step, written=ranks.speaks) as log,
+        metrics_log(out, state.step, written=ranks.is_main) as log,
         _stop_signal() as stop,
-        progress(f"training {stage.name}", config.num_steps, unit="steps", shown=ranks.speaks) as advance,
+        progress(f"training {stage.name}", config.num_steps, unit="steps", shown=ranks.is_main) as advance,
     ):
         advance(state.step)
         rate = ranks.count * matrix_rate(ranks.device)

@@ -408,7 +408,7 @@ def _sources(name: str, place: Place) -> dict[str, str]:
 
 
 def _record(run: Run, out: Path) -> None:
-    """What the run is, in words, beside its stages: the newest stage speaks for all."""
+    """What the run is, in words, beside its stages: the newest stage is_main for all."""
     with locked(out, wait_s=60):  # other stages may begin just now
         remove_unfinished(out)
         with whole_file(out / RUN_FILE) as unfinished:
@@ -440,8 +440,8 @@ def _save_models(run: Run, stage: Stage, state: TrainState, target: Path) -> Non
     """Averaged, put together from all ranks, adapters merged; all networks appear at once or none."""
     with averaged_weights(state), whole_directory_of_all(target, state.ranks) as unfinished:
         for name, module in stage.modules().items():
-            weights = _whole_weights(module, kept=state.ranks.speaks)
-            if not state.ranks.speaks:
+            weights = _whole_weights(module, kept=state.ranks.is_main)
+            if not state.ranks.is_main:
                 continue
             if run.lora is not None and isinstance(module, Demasker):
                 weights = merged(weights, run.lora)

@@ -51,7 +51,7 @@ def _psnr_row(lab: Lab, name: str, time: float) -> Row:
 
 
 def _denoise(lab: Lab, prior: RegisterDenoiser, seen: TokenIds | None) -> Denoise:
-    if prior.enter_condition is None:
+    if prior.condition_embed is None:
         return prior
     condition = lab.pipe.condition(lab.pipe.canvas(lab.length).tokens if seen is None else seen)
     return lambda registers, time: prior(registers, time, condition=condition)
