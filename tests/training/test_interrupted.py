@@ -26,7 +26,7 @@ from crocodil.runtime.distributed import Ranks
 from crocodil.training import checkpointing
 from crocodil.training.cached_registers import _open_bank
 from crocodil.training.loop import start, train
-from crocodil.training.record import write_sealed
+from crocodil.training.record import read_sealed, write_sealed
 from crocodil.training.run import Place, base_stage, run_stage
 
 
@@ -217,6 +217,10 @@ def test_what_changes_no_step_may_change(corpus, begun, tmp_path):
     fields = [f"base_loop.{change}" for change in loop]
     others = ["guided_loop.learning_rate=0.5", "guided_objective.all_mask_rate=0.0", "encoder_warmup_steps=1"]
     run = changed(quick(corpus), [*fields, *others])
+    file = tmp_path / "run" / "base" / "stage.json"
+    record = read_sealed(file)
+    record["settings"]["base_loop.record_steps"] = False  # an older version wrote it
+    write_sealed(file, record)
     assert run_stage("base", run, Place(corpus, tmp_path / "run", tmp_path / "run"), resume=True)
 
 

@@ -23,7 +23,7 @@ from crocodil.runtime.distributed import Ranks
 from crocodil.training import checkpointing
 from crocodil.training.estimate import estimates
 from crocodil.training.loop import LoopConfig, Phase, prepare, start, take_step, train, trained_at
-from crocodil.training.run import Place, base_stage, conditional_stage, guided_stage, prior_stage, run_stage
+from crocodil.training.run import Place, base_stage, guided_stage, run_stage
 
 
 def rows(directory):
@@ -236,26 +236,6 @@ def test_recomputed_blocks_give_the_same_steps(corpus, tmp_path):
 
 
 # ---------------------------------------------------------------- settings and mistakes
-
-
-@pytest.mark.parametrize("build", [prior_stage, conditional_stage])
-def test_the_step_of_a_prior_is_a_function_of_its_inputs_so_that_it_can_be_recorded(trained, corpus, build):
-    def after_steps(play):
-        stage, loop = build(tiny(corpus), Place(corpus, trained, trained))
-        state = start(stage, loop)
-        for _ in range(3):
-            take_step(stage, state, loop, play)
-        return {"all": dict(state.parameters)}
-
-    assert equal(after_steps(None), after_steps(lambda step, key, inputs: step(*inputs)))
-
-
-def test_what_cannot_be_recorded_is_one_clear_line(corpus, tmp_path):
-    stage, loop = base_stage(few_steps(corpus), Place(corpus, tmp_path, tmp_path))
-    with pytest.raises(ValueError, match="steps of stage base cannot be recorded"):
-        prepare(stage, replace(loop, record_steps=True), Ranks())
-    with pytest.raises(ValueError, match="one micro-batch"):
-        replace(loop, record_steps=True, num_accumulated=2)
 
 
 def test_a_disk_that_fills_is_one_clear_line_and_leaves_no_half_checkpoint(corpus, tmp_path):

@@ -10,24 +10,22 @@ import torch
 from torch import Tensor
 
 Inputs = Sequence[Tensor | None]
-Play = Callable[[Callable[..., Any], Hashable, Inputs], Any]  # a step of this key, on these inputs
 
 
 class Recorder:
     """Plays steps: the first of each key and shape is recorded, the others are replays of it.
 
-    Recordings share their memory unless told otherwise. PyTorch allows that where they are replayed in the order
-    in which they were made, as the calls of a decoding are.
+    Recordings share their memory. PyTorch allows that where they are replayed in the order in which they were
+    made, as the calls of a decoding are.
     """
 
-    def __init__(self, *, share_memory: bool = True) -> None:
-        self.share_memory = share_memory
+    def __init__(self) -> None:
         self.forget()
 
     def forget(self) -> None:
         """All recordings and their memory."""
         self.recordings: dict[Hashable, Recording] = {}
-        self.pool = torch.cuda.graph_pool_handle() if self.share_memory else None
+        self.pool = torch.cuda.graph_pool_handle()
 
     def __call__(self, step: Callable[..., Any], key: Hashable, inputs: Inputs) -> Any:
         shapes = tuple(None if one is None else (one.shape, one.dtype) for one in inputs)

@@ -19,7 +19,6 @@ from torch.utils.checkpoint import checkpoint
 
 from crocodil.runtime.config import Amount, Count, Decay, Positive, Seed, Share, Weight, config
 from crocodil.runtime.distributed import Ranks, local, shard, whole
-from crocodil.runtime.graphs import Play, Recorder
 from crocodil.runtime.progress import progress
 from crocodil.training.checkpointing import TrainState, checkpoints_in, restore, save
 from crocodil.training.journal import Journal, Outcome, metrics_log
@@ -51,7 +50,6 @@ class LoopConfig:
     bf16: bool = False  # autocast; the weights themselves stay float32
     compile_blocks: bool = False
     recompute_blocks: bool = False  # in the backward pass: memory for time
-    record_steps: bool = False  # as CUDA graphs, for steps that the host is too slow to launch (decision D29)
     evaluate_every: Count = 500
     save_every: Count = 500
     keep_checkpoints: Count = 2
@@ -60,8 +58,6 @@ class LoopConfig:
     def __post_init__(self) -> None:
         if self.batch_size % self.num_accumulated:
             raise ValueError(f"{self.num_accumulated} micro-batches do not divide a batch of {self.batch_size}")
-        if self.record_steps and self.num_accumulated > 1:
-            raise ValueError("a step that is recorded has one micro-batch")
 
     def learning_rate_at(self, step: int) -> float:
         """Linear warm-up, a stable stretch, and a cosine to zero over the last `decay_share` of the steps."""
@@ -101,15 +97,6 @@ class Stage(Protocol):
     def evaluate(self) -> dict[str, float]: ...
 
 
-@runtime_checkable
-class Recordable(Stage, Protocol):
-    """A stage whose loss is a function of tensors alone, of few shapes, that never waits for a value."""
-
-    def inputs(self, step: int, places: range) -> tuple[Tensor, ...]: ...
-
-    def loss_of(self, *inputs: Tensor) -> Tensor: ...
-
-
 def train(
     stage: Stage,
     config: LoopConfig,
@@ -131,7 +118,6 @@ def train(
         restore(state, out / "checkpoints")
         if state.step > config.num_steps:
             raise ValueError(f"{out} is at step {state.step} already: num_steps {config.num_steps} is less")
-    recorder = recorder_for(config, ranks)
     deadline, first_step = time.monotonic() + 60 * (max_minutes or math.inf), state.step
     with (
         metrics_log(out, state.step, written=ranks.speaks) as log,
@@ -155,7 +141,7 @@ def train(
                         save(state, out / "checkpoints", keep=config.keep_checkpoints)
             if done or stopping:
                 return state
-            journal.add(state.step, take_step(stage, state, config, recorder))
+            journal.add(state.step, take_step(stage, state, config))
 
 
 def has_begun(out: Path) -> bool:
@@ -173,15 +159,11 @@ def check_ranks(config: LoopConfig, ranks: Ranks) -> None:
     list(config.micro_batches(ranks))
     if config.optimiser == "muon" and ranks.count > 1:
         raise ValueError("Muon runs in one process: it needs whole matrices, and several ranks shard them")
-    if config.record_steps and ranks.count > 1:
-        raise ValueError("steps are recorded in one process: several ranks wait for each other")
 
 
 def prepare(stage: Stage, config: LoopConfig, ranks: Ranks) -> None:
     """Repeated blocks recomputed, compiled and sharded, in this order, as the run says."""
     check_ranks(config, ranks)
-    if config.record_steps and not isinstance(stage, Recordable):
-        raise ValueError(f"steps of stage {stage.name} cannot be recorded: record those of the priors")
     for block in stage.repeated_blocks():
         if config.recompute_blocks:
             _recompute(block)
@@ -225,20 +207,11 @@ def _learned(stage: Stage) -> dict[str, nn.Parameter]:
     }
 
 
-def recorder_for(config: LoopConfig, ranks: Ranks) -> Recorder | None:
-    """Where there is no accelerator there is nothing to record. Lengths take turns, so each has its own memory."""
-    if not (config.record_steps and ranks.device.startswith("cuda")):
-        return None
-    return Recorder(share_memory=False)
-
-
-def take_step(stage: Stage, state: TrainState, config: LoopConfig, play: Play | None = None) -> Outcome:
+def take_step(stage: Stage, state: TrainState, config: LoopConfig) -> Outcome:
     """One optimiser step."""
     _unfreeze(stage, trained_at(state.step, stage.phases()))
     state.optimiser.zero_grad(set_to_none=True)
-    total = (
-        _differentiate(stage, state, config) if play is None else _differentiate_played(stage, state, config, play)
-    )
+    total = _differentiate(stage, state, config)
     trained = [parameter for parameter in state.parameters.values() if parameter.grad is not None]
     norm = torch.nn.utils.clip_grad_norm_(trained, config.clip_norm)
     learning_rate = config.learning_rate_at(state.step)
@@ -260,23 +233,6 @@ def _differentiate(stage: Stage, state: TrainState, config: LoopConfig) -> Tenso
         loss.backward()
         total += loss.detach()
     return total
-
-
-def _differentiate_played(stage: Stage, state: TrainState, config: LoopConfig, play: Play) -> Tensor:
-    """The same, played from a recording for every shape of the inputs."""
-    assert isinstance(stage, Recordable)
-    trained = [parameter for parameter in state.parameters.values() if parameter.requires_grad]
-
-    def differentiate(*inputs: Tensor) -> tuple[Tensor, ...]:
-        with torch.autocast(state.device.type, dtype=torch.bfloat16, enabled=config.bf16):
-            loss = stage.loss_of(*inputs)
-        return loss.detach(), *torch.autograd.grad(loss, trained, materialize_grads=True)
-
-    (places,) = config.micro_batches(state.ranks)
-    loss, *gradients = play(differentiate, stage.name, stage.inputs(state.step, places))
-    for parameter, gradient in zip(trained, gradients, strict=True):
-        parameter.grad = gradient
-    return loss
 
 
 def trained_at(step: int, phases: Sequence[Phase]) -> frozenset[str]:

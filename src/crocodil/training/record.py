@@ -40,8 +40,9 @@ _ANEW = "or start anew with another --out"
 # Of a loop: what does not change the steps that were done, nor (but for rounding) those to come.
 MAY_CHANGE = frozenset({
     "evaluate_every", "save_every", "keep_checkpoints",
-    "num_accumulated", "compile_blocks", "recompute_blocks", "record_steps",
+    "num_accumulated", "compile_blocks", "recompute_blocks",
 })  # fmt: skip
+_REMOVED = frozenset({"record_steps"})  # fields of older versions that changed no step: their stages still resume
 
 
 def keep_to_record(out: Path, settings: Any, sources: Mapping[str, str], *, begun: bool) -> None:
@@ -98,7 +99,7 @@ def _compare_settings(out: Path, then: Any, now: dict[str, Any]) -> None:
     names = _differing(then, now, out / STAGE_FILE)
     no_decay = {name.removesuffix("decay_share") for name in now if name.endswith("decay_share") and not now[name]}
     free = {f"{loop}num_steps" for loop in no_decay}
-    names = [name for name in names if name not in free and name.rpartition(".")[2] not in MAY_CHANGE]
+    names = [name for name in names if name not in free and name.rpartition(".")[2] not in MAY_CHANGE | _REMOVED]
     if names:
         first, others = names[0], len(names) - 1
         old, new = (json.dumps(some.get(first, "unset")) for some in (then, now))

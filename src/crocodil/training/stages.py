@@ -275,16 +275,10 @@ class PriorStage:
         return Work(self.denoiser.config.num_registers, prior_flops(self.denoiser.config))
 
     def loss(self, step: int, places: range) -> Tensor:
-        return self.loss_of(*self.inputs(step, places))
-
-    def inputs(self, step: int, places: range) -> tuple[Tensor, Tensor]:
-        """Registers, and the keys of their random streams."""
         numbers = self.data.numbers(step, places)
         registers = self.registers[self.data.turn(step)].batch(numbers, self.data.device)
-        return registers, self.data.streams(step, places).keys
-
-    def loss_of(self, registers: Tensor, keys: Tensor) -> Tensor:
-        return prior_loss(self.denoiser, registers, objective=self.objective, streams=Streams(keys))
+        streams = self.data.streams(step, places)
+        return prior_loss(self.denoiser, registers, objective=self.objective, streams=streams)
 
     def evaluate(self) -> dict[str, float]:
         found: dict[str, float] = {}
@@ -339,17 +333,10 @@ class ConditionalPriorStage:
         return Work(length, flops)
 
     def loss(self, step: int, places: range) -> Tensor:
-        return self.loss_of(*self.inputs(step, places))
-
-    def inputs(self, step: int, places: range) -> tuple[Tensor, Tensor, Tensor]:
-        """Tokens of those that see some, registers, and the keys of their random streams."""
         num_bare = min(round(self.objective.bare_rate * len(places)), len(places) - 1)
         tokens = self.data.tokens(step, places[num_bare:])
         numbers = self.data.numbers(step, places)
         registers = self.registers[self.data.turn(step)].batch(numbers, self.data.device)
-        return tokens, registers, self.data.streams(step, places).keys
-
-    def loss_of(self, tokens: Tensor, registers: Tensor, keys: Tensor) -> Tensor:
         return conditional_prior_loss(
             self.denoiser,
             self.encode,
@@ -357,7 +344,7 @@ class ConditionalPriorStage:
             registers,
             objective=self.objective,
             mask_id=self.mask_id,
-            streams=Streams(keys),
+            streams=self.data.streams(step, places),
         )
 
     def encode(self, tokens: Tensor, hidden: Tensor | None) -> Tensor:
