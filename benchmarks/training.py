@@ -22,14 +22,15 @@ from crocodil.corpus.shards import FORMAT, FORMAT_VERSION, Corpus, ShardWriter, 
 from crocodil.models.demasker import Demasker
 from crocodil.models.register_encoder import RegisterEncoder
 from crocodil.presets.models import llada_8b
-from crocodil.presets.runs import ADAPTED, FRESH, preset
+from crocodil.presets.runs import FROM_PRETRAINED, FROM_SCRATCH, preset
 from crocodil.runtime.distributed import Ranks
 from crocodil.seeding import generator_for
 from crocodil.training.adapting import add_adapters
-from crocodil.training.cached_registers import cache_registers
+from crocodil.training.data import cache_registers
 from crocodil.training.estimate import estimates
-from crocodil.training.loop import prepare, start, take_step
-from crocodil.training.run import Place, Pretrained, base_stage, prior_stage
+from crocodil.training.loop import initial_state, prepare, take_step
+from crocodil.training.run_config import Pretrained
+from crocodil.training.stage_setup import Workspace, base_stage, prior_stage
 from crocodil.training.stages import GuidedStage
 from crocodil.training.work import matrix_rate
 
@@ -67,7 +68,7 @@ def measure(name: str, stage, loop, steps: int, ranks: Ranks, *, rate: float, es
     if ranks.device == "cuda":
         torch.cuda.reset_peak_memory_stats()
     prepare(stage, loop, ranks)
-    state = start(stage, loop, ranks)
+    state = initial_state(stage, loop, ranks)
     compile_s = timed(lambda: [take_step(stage, state, loop) for _ in range(WARM_UP)], ranks.device)
     seconds = timed(lambda: [take_step(stage, state, loop) for _ in range(steps)], ranks.device) / steps
     peak = torch.cuda.max_memory_allocated() / 1e9 if ranks.device == "cuda" else 0.0
@@ -89,7 +90,7 @@ def measure(name: str, stage, loop, steps: int, ranks: Ranks, *, rate: float, es
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--preset", default="small", choices=[*FRESH, *ADAPTED])
+    parser.add_argument("--preset", default="small", choices=[*FROM_SCRATCH, *FROM_PRETRAINED])
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--batch", type=int, default=0)
     parser.add_argument("--micro-batches", type=int, default=0)
@@ -105,7 +106,7 @@ def main() -> None:
 
 
 def measure_stages(options, scratch: Path, ranks: Ranks, rate: float) -> None:
-    adapts = options.preset in ADAPTED
+    adapts = options.preset in FROM_PRETRAINED
     large = llada_8b()
     corpus = random_corpus(
         scratch,
@@ -127,9 +128,9 @@ def measure_stages(options, scratch: Path, ranks: Ranks, rate: float) -> None:
     prior_loop = replace(run.prior_loop, optimiser=options.optimiser)
     run = replace(run, base_loop=loop, guided_loop=loop, prior_loop=prior_loop)
     expected = {one.stage: one.gigabytes for one in estimates(run)}
-    place = Place(corpus, scratch / "run", scratch / "run", ranks)
+    workspace = Workspace(corpus, scratch / "run", scratch / "run", ranks)
     if not adapts:
-        stage, loop = base_stage(run, place)
+        stage, loop = base_stage(run, workspace)
         measure("base", stage, loop, options.steps, ranks, rate=rate, estimated=expected["base"])
         del stage
 
@@ -143,23 +144,23 @@ def measure_stages(options, scratch: Path, ranks: Ranks, rate: float) -> None:
             add_adapters(demasker.backbone, run.lora, generator_for("a", device=ranks.device))
             demasker.register_map.float()
             demasker.boundaries.data = demasker.boundaries.data.float()
-    guided = GuidedStage(encoder, demasker, place.data(run, loop), run.guided_objective, warmup_steps=0)
+    guided = GuidedStage(encoder, demasker, workspace.data(run, loop), run.guided_objective, warmup_steps=0)
     measure("guided", guided, loop, options.steps, ranks, rate=rate, estimated=expected["guided"])
     if adapts:
         return
 
-    views = [(name, programs) for name in ("train", "valid") for programs in place.programs(run, name)]
+    views = [(name, programs) for name in ("train", "valid") for programs in workspace.programs(run, name)]
     for split, programs in views:
         cache_registers(
             encoder,
             programs,
-            place.out / "registers" / f"{split}-{programs.length}",
+            workspace.out / "registers" / f"{split}-{programs.length}",
             shape=(run.num_prior_registers, run.prior.register_width),
             batch_size=512,
             ranks=ranks,
             bf16=ranks.device == "cuda",
         )
-    stage, loop = prior_stage(run, place)
+    stage, loop = prior_stage(run, workspace)
     measure("prior, cached registers", stage, loop, options.steps, ranks, rate=rate, estimated=expected["prior"])
 
 

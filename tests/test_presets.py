@@ -13,8 +13,8 @@ from crocodil.objectives import sample_visible_registers
 from crocodil.presets import models
 from crocodil.presets.runs import ABLATIONS, paper, paper_one_gpu, paper_plus, preset, small, tiny
 from crocodil.seeding import Streams, generator_for
-from crocodil.training.adapting import begin_as_base
-from crocodil.training.run import Pretrained
+from crocodil.training.adapting import init_from_base
+from crocodil.training.run_config import Pretrained
 
 MIB = 1 << 20
 
@@ -63,7 +63,7 @@ def test_the_encoder_of_small_can_begin_as_its_base(corpus):
     for network, value in ((base, 1.0), (encoder, 0.0)):
         for parameter in network.to_empty(device="cpu").parameters():
             torch.nn.init.constant_(parameter, value)
-    begin_as_base(encoder, base, generator_for("registers"))
+    init_from_base(encoder, base, generator_for("registers"))
     assert encoder.backbone.layers[-1].mlp.down_proj.weight.eq(1).all()
 
 

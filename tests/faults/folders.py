@@ -140,7 +140,7 @@ def checkpoints(world: World, random: Random, sandbox: Path) -> None:
 def _seal(file: Path) -> bool:
     """Checksums anew over what training wrote, so that what lies behind them is tested too."""
     from crocodil.checkpoints.checksums import sha256
-    from crocodil.training.record import write_sealed
+    from crocodil.training.record import write_checksummed
 
     state = file if file.suffix == ".json" else file.parent / "state.json"
     if not all(one.is_file() for one in (file, state)):  # to open a pipe would never end
@@ -150,7 +150,7 @@ def _seal(file: Path) -> bool:
         values.pop("checksum")
         if state != file:
             values["sha256"] = {one.name: sha256(one) for one in state.parent.glob("*.safetensors")}
-        write_sealed(state, values)
+        write_checksummed(state, values)
     except (OSError, ValueError, AttributeError, KeyError, TypeError, RecursionError):
         return False
     return True
