@@ -35,7 +35,7 @@ _LOOPS = ("base_loop", "guided_loop", "prior_loop", "conditional_loop")
 
 
 def tiny(corpus: Corpus) -> Run:
-    """All stages on a CPU in about two minutes, with the real classes. The model is too small to be useful."""
+    """All stages on a CPU in about a minute, with the real classes. The model is too small to be useful."""
     loop = LoopConfig(
         num_steps=120, batch_size=16, learning_rate=4e-3, warmup_steps=10, evaluate_every=60, save_every=40,
         average_decay=0.95,
