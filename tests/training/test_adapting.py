@@ -16,7 +16,7 @@ from crocodil.presets.runs import paper, paper_one_gpu, preset, with_changes
 from crocodil.runtime.distributed import Ranks
 from crocodil.seeding import generator_for
 from crocodil.text.tokenizer import Tokenizer
-from crocodil.training.adapting import LoRA, add_adapters, merge_adapters
+from crocodil.training.adapting import LoRA, add_adapters, init_from_base, merge_adapters
 from crocodil.training.estimate import estimates
 from crocodil.training.loop import LoopConfig, initial_state, take_step
 from crocodil.training.run import run_stage
@@ -127,6 +127,26 @@ def test_merged_adapters_give_the_same_output():
     whole.load_state_dict(merge_adapters(demasker.state_dict(), lora))
     assert set(whole.state_dict()) == set(plain)
     assert torch.allclose(whole(tokens, bank), adapted, atol=1e-4)
+
+
+def test_an_encoder_can_be_initialised_from_the_first_blocks_of_a_base():
+    config = replace(
+        nets.ENCODER, width=32, num_heads=4, num_kv_heads=2, head_width=8, mlp_width=48, num_layers=1,
+        rope_theta=nets.BACKBONE.rope_theta, norm_eps=nets.BACKBONE.norm_eps, causal=False,
+    )  # fmt: skip
+    base, tokens = nets.llada(), nets.programs(2, 9)
+    encoder = init_from_base(nets.encoder(config), base, generator_for("registers"))
+    layer, block = encoder.backbone.layers[0], base.blocks[0]
+    layer.self_attn.q_norm = layer.self_attn.k_norm = torch.nn.Identity()  # LLaDA has no such norms
+    states, positions = base.embed(tokens), torch.arange(9)[None]
+    angles = base.angles(positions)
+    expected = block(states, (angles.cos()[:, None], angles.sin()[:, None]), None)
+    output = layer(
+        encoder.backbone.embed_tokens(tokens), position_embeddings=encoder.backbone.rotary_emb(states, positions)
+    )
+    assert torch.allclose(output, expected, atol=1e-5)
+    with pytest.raises(ValueError, match=r"encoder\.width is 16, but the base has 32"):
+        init_from_base(nets.encoder(), base, generator_for("registers"))
 
 
 def test_lora_is_for_one_process(corpus, folders, tmp_path):
