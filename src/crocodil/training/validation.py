@@ -8,7 +8,8 @@ from crocodil.models.register_denoiser import RegisterDenoiserConfig
 from crocodil.objectives import PriorObjective
 from crocodil.processes.gaussian import Denoise
 from crocodil.processes.masking import Masked, mask_tokens
-from crocodil.sampling.algorithms import PriorSampling, draw_registers
+from crocodil.sampling.algorithms import draw_registers
+from crocodil.sampling.configs import Drawing
 from crocodil.seeding import Streams
 from crocodil.shapes import RegisterBank, TokenIds
 
@@ -42,15 +43,10 @@ def prior_metrics(
     suffix: str,
 ) -> dict[str, float]:
     """Return how well a prior denoises registers, and how close drawn registers are to encoded ones."""
-    sampling = PriorSampling(
-        num_registers=config.num_registers,
-        register_width=config.register_width,
-        num_steps=NUM_DRAW_STEPS,
-        largest_offset=objective.largest_offset,
-        time_shift=objective.time_shift,
-        self_conditioned=config.self_conditioned,
+    drawing = Drawing(largest_offset=objective.largest_offset, time_shift=objective.time_shift)
+    return _denoising_metrics(denoise, registers, suffix) | _drawing_metrics(
+        denoise, registers, drawing, self_conditioned=config.self_conditioned, suffix=suffix
     )
-    return _denoising_metrics(denoise, registers, suffix) | _drawing_metrics(denoise, registers, sampling, suffix)
 
 
 def _denoising_metrics(denoise: Denoise, registers: RegisterBank, suffix: str) -> dict[str, float]:
@@ -63,7 +59,7 @@ def _denoising_metrics(denoise: Denoise, registers: RegisterBank, suffix: str) -
 
 
 def _drawing_metrics(
-    denoise: Denoise, registers: RegisterBank, sampling: PriorSampling, suffix: str
+    denoise: Denoise, registers: RegisterBank, drawing: Drawing, *, self_conditioned: bool, suffix: str
 ) -> dict[str, float]:
     """Return PRDC between drawn and encoded registers, averaged over the registers (App. E).
 
@@ -71,7 +67,14 @@ def _drawing_metrics(
     """
     if len(registers) <= NUM_NEIGHBOURS:
         return {}
-    drawn, _ = draw_registers(denoise, sampling, streams=_streams(registers).at("draw"))
+    drawn, _ = draw_registers(
+        denoise,
+        drawing,
+        shape=(registers.shape[1], registers.shape[2]),
+        num_steps=NUM_DRAW_STEPS,
+        self_conditioned=self_conditioned,
+        streams=_streams(registers).at("draw"),
+    )
     prdc = prdc_per_register(registers, drawn, nearest=NUM_NEIGHBOURS).mean._asdict()
     return {f"valid {name} of drawn registers{suffix}": value for name, value in prdc.items()}
 
