@@ -204,7 +204,7 @@ def as_printed(run: Run) -> Run:
 
 
 def before_text(run: Run) -> Run:
-    """Registers come before the text in the demasker and after it in the encoder (App. C), as before D26."""
+    """Registers come before the text in the demasker and after it in the encoder (App. C), not as in D26."""
     return replace(
         run,
         demasker=replace(run.demasker, across_text=False),
@@ -301,7 +301,7 @@ class AssumedCorpus(Corpus):
         self.directory, self.description, self.num_programs = Path("assumed corpus"), description, num_programs
 
     def programs(self, split: str, *, length: int) -> Programs:
-        """Return a view of the right length that takes no memory."""
+        """Return a view of `num_programs` empty programs, which takes no memory."""
         view = Programs([], length, bos=0, eos=0)
         view.index = np.broadcast_to(np.zeros((), dtype=PROGRAM), (self.num_programs,))
         return view
