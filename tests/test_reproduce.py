@@ -51,7 +51,7 @@ from crocodil.reproduce.store import Job, Store, note_of, read_rows, select
 from crocodil.reproduce.sweep import best, finalists
 from crocodil.runtime.atomic import locked
 from crocodil.seeding import generator_for
-from crocodil.training.run import Place, base_stage, conditional_stage, guided_stage, prior_stage
+from crocodil.training.stage_setup import Workspace, base_stage, conditional_stage, guided_stage, prior_stage
 
 NETWORKS = {
     "demasker": "guided/model/demasker",
@@ -390,7 +390,7 @@ def test_compute_of_the_base_is_compared_with_all_that_the_guided_model_took(pip
 
 def test_compute_is_counted_as_the_stages_of_training_count_it(pipe, corpus, trained):
     """Registers, START and END, attention and the head's rows are work too."""
-    pipe, place = with_base(pipe, trained / BASE), Place(corpus, trained, trained)
+    pipe, place = with_base(pipe, trained / BASE), Workspace(corpus, trained, trained)
     run = tiny(corpus)
     spent = stage_flops(pipe, asdict(run))
     builds = {"base": base_stage, "guided": guided_stage, "prior": prior_stage, "conditional": conditional_stage}
