@@ -70,7 +70,7 @@ def test_quantised_blocks_are_decoded_exactly(tmp_path):
     expected = np.r_[nibbles[:16], nibbles[16:][::-1]]
     assert stored.tensor("four").tolist() == [(0.5 * expected - 1).tolist(), (2.0 * expected + 3).tolist()]
     assert stored.tensor("eight").tolist() == (0.25 * signed).tolist()
-    with pytest.raises(ValueError, match="undecodable cannot be decoded: .*Q8_K"):
+    with pytest.raises(ValueError, match=r"undecodable cannot be decoded: .*Q8_K"):
         stored.tensor("undecodable")
 
 

@@ -1,4 +1,4 @@
-"""The paper's tables and figures: rows that are computed once, fair contests, and one report of everything."""
+"""The paper's tables and figures: rows that are computed once, a fair sweep, and one report of everything."""
 
 import json
 import math
@@ -14,14 +14,14 @@ from typer.testing import CliRunner
 
 from crocodil import cli
 from crocodil.checkpoints.format import save_model
-from crocodil.judges import TextScore, gen_ppl
+from crocodil.judges import Evaluator, Judge, TextScore, gen_ppl
 from crocodil.metrics import Run, TextFeatures
 from crocodil.models.llada import LLaDA
 from crocodil.pipeline import Crocodil, Method, Settings
 from crocodil.presets.runs import tiny
 from crocodil.processes.plan import DecodePlan
 from crocodil.reproduce import figures, published
-from crocodil.reproduce.context import Lab, with_base, with_steps
+from crocodil.reproduce.context import Context, with_base, with_steps
 from crocodil.reproduce.document import Listing, Section, Table, Text, as_html, as_markdown, number, spread_around
 from crocodil.reproduce.evaluation import evaluate_model, evaluate_texts, read_texts
 from crocodil.reproduce.experiments import (
@@ -44,8 +44,7 @@ from crocodil.reproduce.experiments.generation import (
 from crocodil.reproduce.experiments.generation import show as show_generation
 from crocodil.reproduce.experiments.training_compute import base_compute_share, stage_flops
 from crocodil.reproduce.figures import Curve, Panel
-from crocodil.reproduce.judging import Court, Judge
-from crocodil.reproduce.protocol import EXAMPLE_CALLS, FULL, QUICK, TINY, blocks_and_calls, setting
+from crocodil.reproduce.protocol import EXAMPLE_CALLS, FULL, QUICK, TINY, blocks_and_calls, protocol_named
 from crocodil.reproduce.report import report, summary, timed, write_report
 from crocodil.reproduce.store import Job, Store, note_of, read_rows, select
 from crocodil.reproduce.sweep import best, finalists
@@ -82,7 +81,7 @@ class ByteChain:
             found.append(TextScore(nats, max(len(ids) - 1, 0), len(ids)))
         return found
 
-    def both_features(self, texts, *, batch_size=8):
+    def features(self, texts, *, batch_size=8):
         shares = torch.zeros(len(texts), 256)
         for row, text in zip(shares, texts, strict=True):
             for byte, count in Counter(text.encode()).items():
@@ -105,8 +104,8 @@ def pipe(trained, corpus):
 
 
 @pytest.fixture(scope="module")
-def court(judge, pipe):
-    return Court(judge=judge, tokenizer=pipe.tokenizer, mauve_seeds=(0, 1), mauve_buckets=2)
+def evaluator(judge, pipe):
+    return Evaluator(judge=judge, tokenizer=pipe.tokenizer, mauve_seeds=(0, 1), mauve_buckets=2)
 
 
 @pytest.fixture(scope="module")
@@ -179,20 +178,20 @@ def test_published_speedups_are_ratios_of_published_costs():
     assert round(1024 / published.GENERATION[1024, "conwithindisc", 64].nfe) == published.SPEEDUP[1024]
 
 
-def test_the_full_setting_is_the_papers_protocol():
+def test_the_full_protocol_is_the_papers():
     assert (FULL.num_programs, FULL.num_pairs, FULL.num_drawn) == (1000, 1000, 5000)
     assert FULL.noise_mask_prob == 0.9
     assert FULL.calls(512, guided=False) == [8, 16, 32, 64, 128, 256, 512]
     assert FULL.calls(512, guided=True) == [8, 16, 32, 64]
     assert QUICK.num_samples == 256
     assert register_counts(128) == [8, 64, 128]
-    with pytest.raises(ValueError, match="no setting 'huge': take one of full, quick, tiny"):
-        setting("huge")
+    with pytest.raises(ValueError, match="no protocol 'huge': choose one of full, quick, tiny"):
+        protocol_named("huge")
 
 
 def test_priors_take_the_models_own_steps_unless_the_papers_are_asked_for(pipe):
     own = replace(pipe, settings=replace(pipe.settings, prior_steps=7, refresh_steps=3, eta=0.5, coherence=2.0))
-    papers = FULL.with_papers_steps()
+    papers = FULL.with_paper_steps()
     for much, expected in ((FULL, (7, 3, 0.5, 2.0)), (papers, (128, 32, 0.0, 0.0)), (TINY, (4, 2, 0.5, 2.0))):
         found = with_steps(own, much).settings
         assert (found.prior_steps, found.refresh_steps, found.eta, found.coherence) == expected
@@ -284,7 +283,7 @@ def test_a_report_from_damaged_rows_is_one_line(out, tmp_path, file, content, me
 @pytest.mark.parametrize("row", ["{}", "[1]", '{"text": 7}', '{"text": "\\ud800"}', "[" * 100_000])
 def test_a_row_without_a_text_is_one_line(tmp_path, row):
     (tmp_path / "texts.jsonl").write_text(f'{{"text": "x"}}\n{row}\n')
-    with pytest.raises(ValueError, match=r"line 2 of .* is no row with a text"):
+    with pytest.raises(ValueError, match=r"line 2 of .* is not a row with a text"):
         read_texts(tmp_path / "texts.jsonl")
 
 
@@ -429,13 +428,15 @@ def test_at_equal_cost_curves_are_straight_in_the_logarithm_of_the_cost():
     assert equal_cost.differences(then) == equal_cost.show(then, 64) == []
 
 
-def test_rows_of_the_base_name_the_settings_that_the_base_generates_with(pipe, corpus, court, tmp_path):
+def test_rows_of_the_base_name_the_settings_that_the_base_generates_with(pipe, corpus, evaluator, tmp_path):
     settings = replace(pipe.settings, temperature=0.0, rule="remask by confidence")
-    lab = Lab.around(replace(pipe, settings=settings), corpus=corpus, court=court, setting=TINY, results=tmp_path)
-    rows = {row["method"]: (row["temperature"], row["rule"]) for row in compute_cpu_seconds(lab)}
+    context = Context.for_model(
+        replace(pipe, settings=settings), corpus=corpus, evaluator=evaluator, protocol=TINY, results=tmp_path
+    )
+    rows = {row["method"]: (row["temperature"], row["rule"]) for row in compute_cpu_seconds(context)}
     guided = (0.0, "remask by confidence")
     assert rows == {"base": (1.0, "most confident"), "conthendisc": guided, "conwithindisc": guided}
-    (found,) = copies.compute(lab)
+    (found,) = copies.compute(context)
     assert {who: (one["temperature"], one["rule"]) for who, one in found["chosen"].items()} == rows
 
 
@@ -503,32 +504,32 @@ def test_a_speedup_by_mauve_alone_overlooks_fluency_and_diversity():
 # ---------------------------------------------------------------- judging
 
 
-def test_gen_ppl_is_over_all_tokens_and_passes_over_empty_texts(court, judge):
+def test_gen_ppl_is_over_all_tokens_and_passes_over_empty_texts(evaluator, judge):
     texts = ["def f(x):\n", "", "return x\n", "total = 1\n", "total = 2\n"]
     scores = judge.scores(texts)
     expected = math.exp(sum(score.nats for score in scores) / sum(score.num_tokens for score in scores))
-    found = court.fluency(texts)
+    found = evaluator.score(texts)
     assert found["gen_ppl"] == pytest.approx(expected)
     assert found["gen_ppl_spread"] > 0
     assert found["bits_per_byte"] > 0
     assert found["empty_share"] == 0.2
-    assert math.isnan(court.fluency(["", ""])["gen_ppl"])
+    assert math.isnan(evaluator.score(["", ""])["gen_ppl"])
     assert isinstance(judge, Judge)
-    assert gen_ppl(scores) == (found["gen_ppl"], found["gen_ppl_spread"])  # one rule for both evaluators
+    assert gen_ppl(scores) == (found["gen_ppl"], found["gen_ppl_spread"])
 
 
-def test_a_copy_of_the_reference_is_as_like_it_as_can_be(court):
+def test_a_copy_of_the_reference_is_as_like_it_as_can_be(evaluator):
     texts = [f"value_{place} = {place} * 'ab'\n" for place in range(20)]
-    assert court.judged(texts, court.reference(texts))["mauve"] > 0.9
-    other = court.judged([f"    {place} " * 20 for place in range(20)], court.reference(texts))
+    assert evaluator.evaluate(texts, evaluator.reference(texts))["mauve"] > 0.9
+    other = evaluator.evaluate([f"    {place} " * 20 for place in range(20)], evaluator.reference(texts))
     assert other["mauve"] < 0.1
     assert {"mauve_pooled", "mauve_pooled_spread"} <= set(other)
 
 
-def test_of_too_few_texts_mauve_is_left_out_and_all_else_stays(court):
+def test_of_too_few_texts_mauve_is_left_out_and_all_else_stays(evaluator):
     texts = [f"value_{place} = {place}\n" for place in range(20)]
-    careful = replace(court, fewest_for_mauve=21)
-    whole, found = (one.judged(texts, one.reference(texts)) for one in (court, careful))
+    careful = replace(evaluator, min_texts_for_mauve=21)
+    whole, found = (one.evaluate(texts, one.reference(texts)) for one in (evaluator, careful))
     left_out = {"mauve", "mauve_spread", "mauve_pooled", "mauve_pooled_spread"}
     assert {name for name, value in found.items() if value is None} == left_out
     assert {**whole, **dict.fromkeys(left_out)} == found
@@ -653,12 +654,12 @@ def test_seconds_are_measured_apart_and_stand_in_the_report(results):
     assert summary(unseen)["speedup"]["64"]["base"]["flops"] == summary(results)["speedup"]["64"]["base"]["flops"]
 
 
-def test_a_cpu_is_timed_with_a_laptops_threads_however_many_there_are(pipe, corpus, court, tmp_path):
-    lab = Lab.around(pipe, corpus=corpus, court=court, setting=TINY, results=tmp_path)
+def test_a_cpu_is_timed_with_a_laptops_threads_however_many_there_are(pipe, corpus, evaluator, tmp_path):
+    context = Context.for_model(pipe, corpus=corpus, evaluator=evaluator, protocol=TINY, results=tmp_path)
     before = torch.get_num_threads()
     torch.set_num_threads(TINY.cpu_threads + 1)
     try:
-        rows = compute_cpu_seconds(lab)
+        rows = compute_cpu_seconds(context)
         assert torch.get_num_threads() == TINY.cpu_threads + 1  # as they were
     finally:
         torch.set_num_threads(before)
@@ -673,12 +674,12 @@ def test_without_matplotlib_the_report_has_all_its_tables(results, tmp_path, mon
     assert text.count("| --- |") >= 10
 
 
-def test_unknown_experiments_and_models_of_one_length_are_refused(pipe, corpus, court, tmp_path):
-    lab = Lab.around(pipe, corpus=corpus, court=court, setting=TINY, results=tmp_path)
+def test_unknown_experiments_and_models_of_one_length_are_refused(pipe, corpus, evaluator, tmp_path):
+    context = Context.for_model(pipe, corpus=corpus, evaluator=evaluator, protocol=TINY, results=tmp_path)
     with pytest.raises(ValueError, match="no experiment 'fig6': take all, or some of model, reference"):
-        compute_all([lab], ["fig6"])
+        compute_all([context], ["fig6"])
     with pytest.raises(ValueError, match="two models of one length"):
-        compute_all([lab, lab], ["demasker"])
+        compute_all([context, context], ["demasker"])
 
 
 def test_figures_are_the_same_bytes_for_the_same_rows():
@@ -736,12 +737,12 @@ def test_reproduce_says_what_is_missing(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("method", ["base", "conthendisc", "conwithindisc"])
-def test_evaluate_judges_what_generate_writes(pipe, corpus, court, monkeypatch, method):
+def test_evaluate_judges_what_generate_writes(pipe, corpus, evaluator, monkeypatch, method):
     settings = replace(pipe.settings, temperature=0.0, rule="remask by confidence", prior_steps=3, refresh_steps=2)
     own = replace(pipe, settings=settings).at_length(64)
     written, read = own.generate(4, method=method, seed=3), []
     monkeypatch.setattr(ByteChain, "scores", keeping(ByteChain.scores, read))
-    found = evaluate_model(own, corpus, court, method=Method(method), count=4, split="test", seed=3)
+    found = evaluate_model(own, corpus, evaluator, method=Method(method), count=4, split="test", seed=3)
     assert read[-1] == written.texts
     assert found["calls"] == 4
     assert (found["temperature"], found["rule"]) == (
@@ -760,10 +761,10 @@ def keeping(scores, read):
     return kept
 
 
-def test_texts_of_other_models_are_cut_as_real_programs_are(corpus, court):
+def test_texts_of_other_models_are_cut_as_real_programs_are(corpus, evaluator):
     long = ["".join(f"value_{n} = {n} * {place}\n" for n in range(60)) for place in range(6)]
-    row = evaluate_texts(long, corpus, court, length=64, split="valid", count=6)
-    cut = evaluate_texts([text + "more = 1\n" for text in long], corpus, court, length=64, split="valid", count=6)
+    row = evaluate_texts(long, corpus, evaluator, length=64, split="valid")
+    cut = evaluate_texts([text + "more = 1\n" for text in long], corpus, evaluator, length=64, split="valid")
     assert row["num_cut"] == 6
     assert cut["gen_ppl"] == row["gen_ppl"]
     assert cut["mauve"] == row["mauve"]
@@ -778,7 +779,7 @@ def test_evaluate_judges_one_setting_or_the_texts_of_any_other_model(folder, cor
     assert row["mauve"] is None
     assert row["gen_ppl"] > 0
     assert "MAUVE was left out: there are 20 texts and" in made.stderr
-    assert "fewer than 200 on each side" in made.stderr
+    assert "at least 200 on each side" in made.stderr
     file = tmp_path / "samples.jsonl"
     file.write_text("".join(json.dumps({"text": f"total = {place}\n"}) + "\n" for place in range(20)))
     made = run("evaluate", "--samples", file, "--length", 64, *common)

@@ -1,7 +1,7 @@
 """Convert a Llama from a GGUF file, the format of llama.cpp, to the files that transformers loads.
 
-The package `gguf` reads the file and its quantised weights. `transformers` reads GGUF files too, but it cannot save
-what it read.
+The package `gguf` reads the file and its quantised weights. `transformers` reads GGUF files too, but it cannot
+save what it read.
 """
 
 import json

@@ -7,12 +7,12 @@ from statistics import fmean
 from crocodil.metrics import character_error_rate
 from crocodil.pipeline import Choices, Crocodil
 from crocodil.reproduce import published
-from crocodil.reproduce.context import COPYING, Lab
+from crocodil.reproduce.context import AUTOENCODER_PARTS, Context
 from crocodil.reproduce.document import Block, Listing, Picture, Section, Table, Text, number, spread_around
 from crocodil.reproduce.figures import Curve, Panel
 from crocodil.reproduce.protocol import EXAMPLE_CALLS, TABLES, blocks_and_calls
 from crocodil.reproduce.store import Job, Row, distinct, select
-from crocodil.reproduce.sweep import quietly
+from crocodil.reproduce.sweep import no_progress
 
 TITLE = "Autoencoder (Tables 1 and 2, Fig. 5)"
 
@@ -30,42 +30,44 @@ EXAMPLE = '''def moving_average(values: list[float], width: int) -> list[float]:
 '''
 
 
-def compute(lab: Lab) -> list[Row]:
+def compute(context: Context) -> list[Row]:
     jobs = [
         Job(
             {"block": block, "calls": calls},
-            partial(autoencoder_row, lab, lab.pipe, block, calls),
+            partial(autoencoder_row, context, context.pipe, block, calls),
             work=calls,
-            uses=COPYING,
+            uses=AUTOENCODER_PARTS,
         )
-        for block, calls in blocks_and_calls(lab.length, lab.setting.table_rows)
+        for block, calls in blocks_and_calls(context.length, context.protocol.table_rows)
     ]
-    return lab.store.compute("autoencoder", jobs)
+    return context.store.compute("autoencoder", jobs)
 
 
-def autoencoder_row(lab: Lab, pipe: Crocodil, block: int, calls: int) -> Row:
+def autoencoder_row(context: Context, pipe: Crocodil, block: int, calls: int) -> Row:
     """Algorithm 6 on validation programs, all registers, the most probable tokens."""
-    texts = lab.texts("valid", lab.setting.num_copied)
+    texts = context.texts("valid", context.protocol.num_copied)
     choices = Choices(block_size=block)
-    made = pipe.autoencode(texts, cut=True, calls=calls, seed=lab.seed, choices=choices, on_call=quietly)
+    made = pipe.autoencode(texts, cut=True, calls=calls, seed=context.seed, choices=choices, on_call=no_progress)
     errors = [character_error_rate(text, found) for text, found in zip(texts, made.texts, strict=True)]
     return {
         "cer": fmean(errors),
         "exact_share": fmean(error == 0 for error in errors),
-        "bert_score": lab.court.bert_score(texts, made.texts),
-        **lab.court.fluency(made.texts),
+        "bert_score": context.evaluator.bert_score(texts, made.texts),
+        **context.evaluator.score(made.texts),
         "nfe": made.nfe,
         "flop_nfe": made.flop_nfe,
         "seconds": made.seconds / len(texts),
         "temperature": choices.temperature,
         "num_samples": len(texts),
-        "example": copied(pipe, calls, lab.seed) if block == lab.length and calls in EXAMPLE_CALLS else None,
+        "example": copied(pipe, calls, context.seed)
+        if block == context.length and calls in EXAMPLE_CALLS
+        else None,
     }
 
 
 def copied(pipe: Crocodil, calls: int, seed: int) -> Row:
     """The example, in one block."""
-    (found,) = pipe.autoencode([EXAMPLE], cut=True, calls=calls, seed=seed, on_call=quietly).texts
+    (found,) = pipe.autoencode([EXAMPLE], cut=True, calls=calls, seed=seed, on_call=no_progress).texts
     source = pipe.tokenizer.decode(pipe.tokens_of([EXAMPLE], cut=True)[0].tolist())  # as long as the model reads
     return {"source": source, "found": found, "cer": character_error_rate(source, found)}
 
