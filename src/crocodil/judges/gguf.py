@@ -43,10 +43,8 @@ class GGUF:
     @classmethod
     def open(cls, file: Path) -> "GGUF":
         """Read the header; the tensors stay on disk."""
-        try:
-            from gguf import GGUFReader
-        except ImportError as missing:
-            raise ValueError("GGUF files need gguf: pip install 'crocodil[eval]'") from missing
+        from gguf import GGUFReader
+
         try:
             reader = GGUFReader(file)
         except (ValueError, KeyError, IndexError) as error:

@@ -50,7 +50,7 @@ class Context:
     _references: dict[str, Reference] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @classmethod
-    def around(
+    def for_model(
         cls,
         pipe: Crocodil,
         *,
