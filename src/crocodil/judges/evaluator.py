@@ -156,8 +156,8 @@ def gen_ppl(scores: Sequence[TextScore]) -> Measured:
     """Return the perplexity per token over all texts, and its standard error from four parts of the texts.
 
     It is low for text that repeats itself. It also depends on the tokenization: random characters get a lower
-    value than shuffled words. Report bits per byte and the entropy beside it. Texts without tokens do not count. The
-    standard error of fewer than two texts is NaN.
+    value than shuffled words. Report bits per byte and the entropy beside it. Texts without tokens do not count.
+    The standard error of fewer than two texts is NaN.
     """
     judged = [score for score in scores if score.num_tokens]
     parts = [part for start in range(NUM_PARTS) if (part := judged[start::NUM_PARTS])]
