@@ -1,7 +1,7 @@
 """The context of an experiment: a model, held-out programs, the evaluator, the protocol and the store of rows."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from hashlib import blake2b
 from pathlib import Path
 
@@ -20,8 +20,9 @@ from crocodil.pipeline.folder import NETWORKS
 from crocodil.processes.masking import mask_tokens
 from crocodil.reproduce.protocol import Protocol
 from crocodil.reproduce.store import MODEL, Row, Store
+from crocodil.sampling.configs import Drawing
 from crocodil.sampling.cost import Cost
-from crocodil.sampling.decode import Draw
+from crocodil.sampling.state import Draw
 from crocodil.seeding import Streams
 from crocodil.shapes import RegisterBank, TokenIds
 from crocodil.text.tokenizer import Tokenizer
@@ -174,26 +175,25 @@ def with_base(pipe: Crocodil, folder: Path | None) -> Crocodil:
 
 
 def with_steps(pipe: Crocodil, protocol: Protocol) -> Crocodil:
-    """Return the model with the protocol's steps for the priors, where it sets them."""
-    own = pipe.settings
-    settings = replace(
-        own,
-        prior_steps=protocol.prior_steps or own.prior_steps,
-        refresh_steps=protocol.refresh_steps or own.refresh_steps,
-        eta=own.eta if protocol.eta is None else protocol.eta,
-        coherence=own.coherence if protocol.coherence is None else protocol.coherence,
-    )
-    return replace(pipe, settings=settings)
+    """Return the model with the protocol's changes to how registers are drawn."""
+    drawing = replace(pipe.settings.drawing, **protocol.drawing)
+    return replace(pipe, settings=replace(pipe.settings, drawing=drawing))
 
 
 def parts(pipe: Crocodil, uses: Collection[str] | None = None) -> Row:
     """Return what identifies a model: a fingerprint per network (None if absent), and how registers are drawn."""
-    own = pipe.settings
-    steps, kept = f"{own.prior_steps} + {own.refresh_steps} steps", f"{own.num_registers or 'all'} registers"
-    shifted = "" if own.time_shift == 1 else f", time shift {own.time_shift}"  # older rows do not have it
-    drawing = f"{steps}, eta {own.eta}, coherence {own.coherence}, {kept}{shifted}"
-    all_parts = {**{name: fingerprint(getattr(pipe, name)) for name in NETWORKS}, DRAWING: drawing}
+    all_parts = {
+        **{name: fingerprint(getattr(pipe, name)) for name in NETWORKS},
+        DRAWING: described(pipe.settings.drawing),
+    }
     return all_parts if uses is None else {name: all_parts[name] for name in uses}
+
+
+def described(drawing: Drawing) -> str:
+    """Return the fields that differ from the defaults; rows stay valid when a knob is added."""
+    usual = asdict(Drawing())
+    changed = {name: value for name, value in asdict(drawing).items() if value != usual[name]}
+    return ", ".join(f"{name} {value}" for name, value in changed.items()) or "default"
 
 
 def parts_of_base(pipe: Crocodil) -> tuple[str, ...]:

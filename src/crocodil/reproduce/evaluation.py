@@ -2,17 +2,17 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from crocodil.corpus.shards import Corpus
 from crocodil.judges import Evaluator, cut_to_length
 from crocodil.pipeline import Crocodil, Method
-from crocodil.processes.reveal import RULES
 from crocodil.reproduce.context import Context, held_out
-from crocodil.reproduce.protocol import FULL, Candidate
+from crocodil.reproduce.protocol import FULL
 from crocodil.reproduce.store import Row, commit
-from crocodil.reproduce.sweep import choices_for, generate_with, own_candidate, quality_and_cost
+from crocodil.reproduce.sweep import decoding_row, generate_with, quality_and_cost
 
 MIN_TEXTS_FOR_MAUVE = 200  # on each side: with fewer, MAUVE is near 1 even for texts that have little in common
 
@@ -31,23 +31,19 @@ def evaluate_model(
     seed: int,
 ) -> Row:
     """Generate as `pipe.generate` does, and evaluate against a split. None stands for the model's settings."""
-    if rule is not None and rule not in RULES:
-        raise ValueError(f"no reveal rule {rule!r}: choose one of {', '.join(RULES)}")
     protocol = replace(FULL, name="evaluate", num_samples=count, num_swept=count)
     context = Context.for_model(
         pipe, corpus=corpus, evaluator=evaluator, protocol=protocol, results=Path(), seed=seed
     )
-    own = own_candidate(context.pipe, method)
-    candidate = Candidate(own.temperature if temperature is None else temperature, rule or own.rule)
-    choices = choices_for(context.pipe, method, candidate)
-    made = generate_with(context.pipe, method)(count, calls=calls, seed=seed, choices=choices)
+    options: dict[str, Any] = {"calls": calls, "temperature": temperature, "rule": rule}
+    changes = {name: value for name, value in options.items() if value is not None}
+    decoding = replace(context.pipe.decoding_for(method), **changes)
+    made = generate_with(context.pipe, method)(count, seed=seed, decoding=decoding)
     reference, other_real = context.reference(split), context.texts(split, 2 * count)[count:]
     return {
         "method": str(method),
-        "calls": choices.decoding(context.length, calls, context.pipe.tokenizer.special).plan.num_calls,
-        **asdict(candidate),
-        "top_p": choices.top_p,
-        "guidance": choices.guidance,
+        "calls": decoding.plan(context.length).num_calls,
+        **decoding_row(decoding),
         "split": split,
         **quality_and_cost(context, made, split),
         "real": evaluator.evaluate_real(reference, other_real),

@@ -1,20 +1,11 @@
 """The protocols of the experiments: how many programs, samples and calls. `full` is the paper's."""
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from itertools import product
+from typing import Any
 
-from crocodil.processes.reveal import RULES
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """What every method, the base included, is swept over: the temperature and the reveal rule."""
-
-    temperature: float
-    rule: str
-
-
-def candidates(temperatures: tuple[float, ...], rules: tuple[str, ...]) -> tuple[Candidate, ...]:
-    return tuple(Candidate(temperature, rule) for temperature in temperatures for rule in rules)
+from crocodil.processes.plan import RULE_NAMES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +19,10 @@ class Protocol:
     num_drawn: int = 5000  # register banks for PRDC, App. E
     num_samples: int = 1000  # per point of generation: not stated
     num_swept: int = 256  # samples per candidate of the sweep: our choice; MAUVE of 128 is too noisy
-    candidates: tuple[Candidate, ...] = candidates((0.0, 0.5, 0.75, 1.0), tuple(RULES))
+    # Fields of `Decoding` and the values that every method is swept over, the base included.
+    swept: Mapping[str, tuple[Any, ...]] = field(
+        default_factory=lambda: {"temperature": (0.0, 0.5, 0.75, 1.0), "rule": RULE_NAMES}
+    )
     min_calls: int = 8  # of generation; multiplied by `call_factor` up to one call per token
     call_factor: int = 2
     max_guided_calls: int | None = 64  # for guided methods; None: up to one call per token, as for the base
@@ -40,10 +34,7 @@ class Protocol:
     noise_stds: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0)
     noise_mask_prob: float = 0.9  # App. D
     diffusion_times: tuple[float, ...] = tuple(twentieth / 20 for twentieth in range(1, 20))
-    prior_steps: int | None = None  # None, here and in the next three: the value in the model's settings
-    refresh_steps: int | None = None
-    eta: float | None = None
-    coherence: float | None = None
+    drawing: Mapping[str, Any] = field(default_factory=dict)  # changes to the `Drawing` of the model's settings
     mauve_seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
     mauve_buckets: int | None = None  # None: a tenth of the texts, as in the MAUVE paper
     nearest: int = 5  # neighbours for PRDC
@@ -52,6 +43,10 @@ class Protocol:
     cpu_threads: int = 2  # when a CPU is timed: a modest laptop
     table_rows: int | None = None  # of the autoencoder's table, besides the examples; None: all
     two_sentences_steps: tuple[int, int, int] = (200, 300, 200)  # App. B: base, autoencoder, prior
+
+    def candidates(self) -> list[dict[str, Any]]:
+        """Return all combinations of the swept values."""
+        return [dict(zip(self.swept, values, strict=True)) for values in product(*self.swept.values())]
 
     def calls(self, length: int, *, guided: bool) -> list[int]:
         """Return the numbers of demasker calls to measure for a canvas, up to one call per token."""
@@ -64,7 +59,7 @@ class Protocol:
 
     def with_paper_steps(self) -> "Protocol":
         """Return this protocol with 128 and 32 DDIM steps (Sec. 5) instead of the model's settings."""
-        return replace(self, prior_steps=128, refresh_steps=32, eta=0.0, coherence=0.0)
+        return replace(self, drawing={"prior_steps": 128, "refresh_steps": 32, "eta": 0.0, "pag_scale": 0.0})
 
     def swept_for(self, calls: int, length: int) -> int:
         """Return the swept number of calls to use for `calls`: the nearest by ratio, on a tie the smaller."""
@@ -79,15 +74,16 @@ class Protocol:
 FULL = Protocol(name="full")
 QUICK = Protocol(
     name="quick", num_programs=256, num_pairs=256, num_drawn=1024, num_samples=256, num_swept=128,
-    candidates=candidates((0.0, 0.5, 1.0), ("noisy confidence", "remask by confidence")), num_copied=128,
+    swept={"temperature": (0.0, 0.5, 1.0), "rule": ("noisy-confidence", "remask-confidence")}, num_copied=128,
     mauve_seeds=(0, 1, 2), ablation_calls=(32,), swept_calls=(8, 64),
 )  # fmt: skip
 TINY = Protocol(
     name="tiny", num_programs=8, num_copied=8, num_pairs=6, num_drawn=8, num_samples=6, num_swept=4,
-    candidates=candidates((0.5, 1.0), ("most confident",)), min_calls=4, call_factor=16, max_guided_calls=4,
-    swept_calls=(4, 32), final_calls=64, num_finalists=1, ablation_calls=(4,), mask_probs=(0.5, 1.0),
-    noise_stds=(0.0, 1.0), diffusion_times=(0.2, 0.8), prior_steps=4, refresh_steps=2, mauve_seeds=(0, 1),
-    mauve_buckets=2, nearest=2, num_clocked=2, num_timed=1, table_rows=1, two_sentences_steps=(20, 30, 20),
+    swept={"temperature": (0.5, 1.0), "rule": ("confidence",)}, min_calls=4, call_factor=16,
+    max_guided_calls=4, swept_calls=(4, 32), final_calls=64, num_finalists=1, ablation_calls=(4,),
+    mask_probs=(0.5, 1.0), noise_stds=(0.0, 1.0), diffusion_times=(0.2, 0.8), mauve_seeds=(0, 1),
+    drawing={"prior_steps": 4, "refresh_steps": 2}, mauve_buckets=2, nearest=2, num_clocked=2, num_timed=1,
+    table_rows=1, two_sentences_steps=(20, 30, 20),
 )  # fmt: skip
 PROTOCOLS = {protocol.name: protocol for protocol in (FULL, QUICK, TINY)}
 

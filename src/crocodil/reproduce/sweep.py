@@ -9,28 +9,27 @@ holds quality, diversity and cost.
 
 import math
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any, NamedTuple
 
-from crocodil.pipeline import Choices, Crocodil, Generation, Method
-from crocodil.processes.reveal import RULES
+from crocodil.pipeline import Crocodil, Generation, Method
 from crocodil.reproduce.context import GENERATION_PARTS, Context, parts_of_base
-from crocodil.reproduce.protocol import Candidate
 from crocodil.reproduce.store import Job, Row, select
+from crocodil.sampling.configs import Decoding
 
 TIE = 0.05  # of MAUVE: smaller differences are noise at the sample size of a sweep
 CRITERION = f"the highest MAUVE on valid; of those within its spread, or {TIE}, the lowest Gen-PPL"  # kept in rows
 NUM_SHOWN = 2  # texts kept in a row, as in App. G
 SWEEP = "sweep"  # the file of the sweep's rows
-CHOSEN = tuple(field.name for field in fields(Candidate))  # columns that hold the chosen candidate
+CHOSEN = ("temperature", "rule")  # columns that hold the chosen candidate: fields of `Decoding`
 
 
 class Sampler(NamedTuple):
     """A way to generate programs."""
 
     key: Row  # its name in rows
-    generate: Callable[..., Generation]  # (count, *, calls, seed, choices)
+    generate: Callable[..., Generation]  # (count, *, seed, decoding)
     uses: Collection[str]  # parts of the model
     tuned_as: "Sampler | None" = None  # use the candidate chosen for this sampler; None: a sweep of its own
 
@@ -46,11 +45,7 @@ def parts_used_by(pipe: Crocodil, method: Method) -> Collection[str]:
 
 def generate_with(pipe: Crocodil, method: Method, **options: Any) -> Callable[..., Generation]:
     """Return `pipe.generate` for this method, without a progress bar."""
-    return partial(pipe.generate, method=method, on_call=no_progress, **options)
-
-
-def no_progress(*_: object) -> None:
-    """Do nothing; as `on_call` it replaces the progress bar of a generation, because rows have their own."""
+    return partial(pipe.generate, method=method, show_progress=False, **options)
 
 
 def choose_and_measure(context: Context, name: str, entries: Sequence[tuple[Sampler, int]]) -> list[Row]:
@@ -69,7 +64,7 @@ def choose_and_measure(context: Context, name: str, entries: Sequence[tuple[Samp
                 partial(measure, context, sampler, calls, candidate, split="test", swept_at=swept_at),
                 work=calls,
                 uses=sampler.uses,
-                chosen=asdict(candidate),
+                chosen=candidate,
             )
         )
     return context.store.compute(name, jobs)
@@ -79,7 +74,7 @@ def sweep(context: Context, sources: Sequence[tuple[Sampler, int]]) -> list[Row]
     """Measure all candidates of each sampler at its number of calls; in a final, only the top candidates."""
     protocol = context.protocol
     last_sweeps = [(source, min(swept_at, protocol.swept_calls[-1])) for source, swept_at in sources]
-    jobs = _sweep_jobs(context, [(source, last, protocol.candidates) for source, last in last_sweeps])
+    jobs = _sweep_jobs(context, [(source, last, protocol.candidates()) for source, last in last_sweeps])
     swept = context.store.compute(SWEEP, jobs)
     finals = [
         (source, swept_at, finalists(select(swept, **source.key, calls=last), protocol.num_finalists))
@@ -89,22 +84,23 @@ def sweep(context: Context, sources: Sequence[tuple[Sampler, int]]) -> list[Row]
     return [*swept, *context.store.compute(SWEEP, _sweep_jobs(context, finals))]
 
 
-def finalists(swept: Sequence[Row], count: int) -> tuple[Candidate, ...]:
+def finalists(swept: Sequence[Row], count: int) -> list[Row]:
     """Return the `count` candidates with the highest MAUVE."""
     ranked = sorted(swept, key=lambda row: row["mauve"], reverse=True)
-    return tuple(candidate_of(row) for row in ranked[:count])
+    return [candidate_of(row) for row in ranked[:count]]
 
 
-def candidate_of(row: Row) -> Candidate:
-    return Candidate(**{name: row[name] for name in CHOSEN})
+def candidate_of(row: Row) -> Row:
+    """Return the fields of `Decoding` that a row was measured with."""
+    return {name: row[name] for name in CHOSEN}
 
 
-def _sweep_jobs(context: Context, entries: Sequence[tuple[Sampler, int, tuple[Candidate, ...]]]) -> list[Job]:
+def _sweep_jobs(context: Context, entries: Sequence[tuple[Sampler, int, list[Row]]]) -> list[Job]:
     """Return one job per sampler, number of calls and candidate, without repetitions."""
     distinct = {(str(source.key), swept_at): (source, candidates) for source, swept_at, candidates in entries}
     return [
         Job(
-            {**source.key, "calls": swept_at, **asdict(candidate)},
+            {**source.key, "calls": swept_at, **candidate},
             partial(measure, context, source, swept_at, candidate, split="valid", swept_at=swept_at),
             work=swept_at,
             uses=source.uses,
@@ -125,7 +121,7 @@ def measure(
     context: Context,
     sampler: Sampler,
     calls: int,
-    candidate: Candidate,
+    candidate: Row,
     *,
     split: str,
     swept_at: int | None = None,
@@ -133,12 +129,10 @@ def measure(
     """Generate with one candidate and evaluate against one split."""
     is_test = split == "test"
     count = context.protocol.num_samples if is_test else context.protocol.num_swept
-    choices = choices_for(context.pipe, sampler.key.get("method"), candidate)
-    made = sampler.generate(count, calls=calls, seed=context.seed + is_test, choices=choices)
+    decoding = replace(decoding_of(context.pipe, sampler.key.get("method")), calls=calls, **candidate)
+    made = sampler.generate(count, seed=context.seed + is_test, decoding=decoding)
     return {
-        **asdict(candidate),
-        "top_p": choices.top_p,
-        "guidance": choices.guidance,
+        **decoding_row(decoding),
         "split": split,
         "swept_at": swept_at,  # the number of calls at which the candidate was chosen
         **quality_and_cost(context, made, split),
@@ -146,17 +140,19 @@ def measure(
     }
 
 
-def own_candidate(pipe: Crocodil, method: Method) -> Candidate:
+def decoding_of(pipe: Crocodil, method: str | None) -> Decoding:
+    """Return the default config of a method; a variant has that of ConThenDisc."""
+    return pipe.decoding_for(Method(method) if method in list(Method) else Method.CON_THEN_DISC)
+
+
+def own_candidate(pipe: Crocodil, method: Method) -> Row:
     """Return the candidate that `pipe.generate` uses by default."""
-    choices = pipe.default_choices(method)
-    return Candidate(choices.temperature, next(name for name, rule in RULES.items() if rule == choices.rule))
+    return candidate_of(decoding_row(pipe.decoding_for(method)))
 
 
-def choices_for(pipe: Crocodil, method: str | None, candidate: Candidate) -> Choices:
-    """Return the model's choices for this method, with the candidate's temperature and rule."""
-    known = method if method in list(Method) else Method.CON_THEN_DISC
-    own = pipe.default_choices(Method(known))
-    return replace(own, temperature=candidate.temperature, rule=RULES[candidate.rule])
+def decoding_row(decoding: Decoding) -> Row:
+    """Return the fields of a config as columns; the number of calls is a key of the row."""
+    return {name: value for name, value in asdict(decoding).items() if name != "calls"}
 
 
 def quality_and_cost(context: Context, made: Generation, split: str) -> Row:

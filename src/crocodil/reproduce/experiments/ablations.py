@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from crocodil.pipeline import Choices, Crocodil, Generation, Method
+from crocodil.pipeline import Crocodil, Generation, Method
 from crocodil.presets.runs import ABLATIONS
 from crocodil.processes.registers import block_ends
 from crocodil.reproduce import published
@@ -21,7 +21,8 @@ from crocodil.reproduce.experiments.autoencoder import autoencoder_row
 from crocodil.reproduce.experiments.demasker_curves import missing
 from crocodil.reproduce.experiments.generation import QUALITY_HEADS, methods, panels, quality_lines
 from crocodil.reproduce.store import Job, Row, distinct, select
-from crocodil.reproduce.sweep import Sampler, choose_and_measure, generate_with, no_progress, sampler_of
+from crocodil.reproduce.sweep import Sampler, choose_and_measure, generate_with, sampler_of
+from crocodil.sampling.configs import Decoding
 
 REGISTER_COUNT_TITLE = "Number of registers (App. G i)"
 REFRESH_TITLE = "Moment of the refresh (App. G ii)"
@@ -64,12 +65,10 @@ def compute_register_count(context: Context) -> list[Row]:
     return choose_and_measure(context, "register-count", at_all_calls(context, samplers))
 
 
-def generate_from(
-    pipe: Crocodil, num_registers: int, count: int, *, calls: int, seed: int, choices: Choices
-) -> Generation:
+def generate_from(pipe: Crocodil, num_registers: int, count: int, *, seed: int, decoding: Decoding) -> Generation:
     """ConThenDisc from the first drawn registers; all were paid for."""
     registers, spent = draw_from_prior(pipe, count, seed=seed).first(num_registers)
-    made = pipe.decode(registers, calls=calls, seed=seed, choices=choices, on_call=no_progress)
+    made = pipe.decode(registers, seed=seed, decoding=decoding, show_progress=False)
     nfe, flop_nfe = nfe_and_flop_nfe(pipe, spent, num_registers=num_registers)
     return replace(made, nfe=made.nfe + nfe, flop_nfe=made.flop_nfe + flop_nfe)
 
@@ -84,7 +83,7 @@ def compute_refresh(context: Context) -> list[Row]:
         Sampler(
             {"refresh": "never" if fraction is None else f"@{fraction:.2f}"},
             generate_with(
-                context.pipe, Method.CON_WITHIN_DISC, refresh_fractions=() if fraction is None else (fraction,)
+                context.pipe, Method.CON_WITHIN_DISC, refresh_at=() if fraction is None else (fraction,)
             ),
             GENERATION_PARTS,
             tuned_as=sampler_of(context.pipe, Method.CON_WITHIN_DISC),

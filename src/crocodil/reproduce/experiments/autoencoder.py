@@ -5,14 +5,14 @@ from functools import partial
 from statistics import fmean
 
 from crocodil.metrics import character_error_rate
-from crocodil.pipeline import Choices, Crocodil
+from crocodil.pipeline import Crocodil
 from crocodil.reproduce import published
 from crocodil.reproduce.context import AUTOENCODER_PARTS, Context
 from crocodil.reproduce.document import Block, Listing, Picture, Section, Table, Text, number, spread_around
 from crocodil.reproduce.figures import Curve, Panel
 from crocodil.reproduce.protocol import EXAMPLE_CALLS, TABLES, blocks_and_calls
 from crocodil.reproduce.store import Job, Row, distinct, select
-from crocodil.reproduce.sweep import no_progress
+from crocodil.sampling.configs import Decoding
 
 TITLE = "Autoencoder (Tables 1 and 2, Fig. 5)"
 
@@ -46,8 +46,8 @@ def compute(context: Context) -> list[Row]:
 def autoencoder_row(context: Context, pipe: Crocodil, block: int, calls: int) -> Row:
     """Algorithm 6 on validation programs, all registers, the most probable tokens."""
     texts = context.texts("valid", context.protocol.num_copied)
-    choices = Choices(block_size=block)
-    made = pipe.autoencode(texts, cut=True, calls=calls, seed=context.seed, choices=choices, on_call=no_progress)
+    decoding = Decoding(block_size=block, calls=calls)
+    made = pipe.autoencode(texts, cut=True, seed=context.seed, decoding=decoding, show_progress=False)
     errors = [character_error_rate(text, found) for text, found in zip(texts, made.texts, strict=True)]
     return {
         "cer": fmean(errors),
@@ -57,7 +57,7 @@ def autoencoder_row(context: Context, pipe: Crocodil, block: int, calls: int) ->
         "nfe": made.nfe,
         "flop_nfe": made.flop_nfe,
         "seconds": made.seconds / len(texts),
-        "temperature": choices.temperature,
+        "temperature": decoding.temperature,
         "num_samples": len(texts),
         "example": copied(pipe, calls, context.seed)
         if block == context.length and calls in EXAMPLE_CALLS
@@ -67,7 +67,7 @@ def autoencoder_row(context: Context, pipe: Crocodil, block: int, calls: int) ->
 
 def copied(pipe: Crocodil, calls: int, seed: int) -> Row:
     """The example, in one block."""
-    (found,) = pipe.autoencode([EXAMPLE], cut=True, calls=calls, seed=seed, on_call=no_progress).texts
+    (found,) = pipe.autoencode([EXAMPLE], cut=True, calls=calls, seed=seed, show_progress=False).texts
     source = pipe.tokenizer.decode(pipe.tokens_of([EXAMPLE], cut=True)[0].tolist())  # as long as the model reads
     return {"source": source, "found": found, "cer": character_error_rate(source, found)}
 

@@ -1,7 +1,6 @@
 """Does a model copy? The longest run of tokens that its programs share with training programs."""
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from statistics import fmean
 
 import numpy as np
@@ -21,9 +20,7 @@ REAL = "real"
 
 def compute(context: Context) -> list[Row]:
     """One row for everyone: the training tokens are read once for all."""
-    chosen = {
-        "chosen": {str(method): asdict(own_candidate(context.pipe, method)) for method in methods(context.pipe)}
-    }
+    chosen = {"chosen": {str(method): own_candidate(context.pipe, method) for method in methods(context.pipe)}}
     job = Job({"at": "default calls"}, lambda: {**chosen, "runs": _measured(context)}, chosen=chosen)
     return context.store.compute("memorisation", [job])
 

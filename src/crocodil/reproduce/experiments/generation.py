@@ -4,14 +4,14 @@ import copy
 import math
 import platform
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 
 from crocodil.metrics import Measured, QualityPoint, SpeedUp, own_best, speedup_at_matched_quality
-from crocodil.pipeline import Choices, Crocodil, Generation, Method
+from crocodil.pipeline import Crocodil, Generation, Method
 from crocodil.pipeline.folder import NETWORKS
 from crocodil.reproduce import published
 from crocodil.reproduce.context import AUTOENCODER_PARTS, DRAWING, Context
@@ -34,14 +34,14 @@ from crocodil.reproduce.sweep import (
     CRITERION,
     Sampler,
     candidate_of,
-    choices_for,
     choose_and_measure,
+    decoding_of,
     generate_with,
-    no_progress,
     own_candidate,
     parts_used_by,
     sampler_of,
 )
+from crocodil.sampling.configs import Decoding
 from crocodil.sampling.cost import num_parameters
 
 TITLE = "Generation (Figs. 6 and 10)"
@@ -76,13 +76,13 @@ def methods(pipe: Crocodil) -> list[Method]:
     ]
 
 
-def decode_encoded(context: Context, count: int, *, calls: int, seed: int, choices: Choices) -> Generation:
+def decode_encoded(context: Context, count: int, *, seed: int, decoding: Decoding) -> Generation:
     """As many registers of training programs as guide a generation."""
     prior = context.pipe.conditional if context.pipe.prior is None else context.pipe.prior
     assert prior is not None
-    kept = context.pipe.settings.num_registers or prior.config.num_registers
+    kept = context.pipe.settings.drawing.num_registers or prior.config.num_registers
     registers = context.pipe.encode(context.texts("train", count), cut=True)[:, :kept]
-    return context.pipe.decode(registers, calls=calls, seed=seed, choices=choices, on_call=no_progress)
+    return context.pipe.decode(registers, seed=seed, decoding=decoding, show_progress=False)
 
 
 # ---------------------------------------------------------------- what is normal, and how long it takes
@@ -117,13 +117,9 @@ def compute_seconds(context: Context) -> list[Row]:
 
 def _clocked(context: Context, point: Row) -> Row:
     count = context.protocol.num_clocked
-    choices = choices_for(context.pipe, point["method"], candidate_of(point))
+    decoding = replace(decoding_of(context.pipe, point["method"]), calls=point["calls"], **candidate_of(point))
     generate = partial(
-        generate_with(context.pipe, Method(point["method"])),
-        count,
-        calls=point["calls"],
-        seed=context.seed,
-        choices=choices,
+        generate_with(context.pipe, Method(point["method"])), count, seed=context.seed, decoding=decoding
     )
     generate()  # shapes that are new are compiled and recorded here
     return {**{name: point[name] for name in CHOSEN}, "seconds": generate().seconds / count, "num_samples": count}
@@ -148,7 +144,7 @@ def compute_cpu_seconds(context: Context) -> list[Row]:
             {"method": str(method)},
             partial(_cpu_row, context, method),
             uses=parts_used_by(context.pipe, method),
-            chosen=asdict(own_candidate(context.pipe, method)),
+            chosen=own_candidate(context.pipe, method),
         )
         for method in methods(context.pipe)
     ]
@@ -160,13 +156,13 @@ def _cpu_row(context: Context, method: Method) -> Row:
     torch.set_num_threads(min(context.protocol.cpu_threads, all_threads))
     try:
         made = on_cpu(context.pipe).generate(
-            count, method=method, seed=context.seed, batch_size=1, on_call=no_progress
+            count, method=method, seed=context.seed, batch_size=1, show_progress=False
         )
         threads = torch.get_num_threads()
     finally:
         torch.set_num_threads(all_threads)
     return {
-        **asdict(own_candidate(context.pipe, method)),
+        **own_candidate(context.pipe, method),
         "calls": made.costs[0].demasker_calls,
         "cpu_seconds": made.seconds / count,
         "threads": threads,

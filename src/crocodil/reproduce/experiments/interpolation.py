@@ -17,7 +17,7 @@ from crocodil.reproduce.document import (
 )
 from crocodil.reproduce.figures import Curve, Panel
 from crocodil.reproduce.store import Job, Row, distinct, select
-from crocodil.reproduce.sweep import no_progress, quality_and_cost
+from crocodil.reproduce.sweep import quality_and_cost
 from crocodil.shapes import RegisterBank
 
 TITLE = "Interpolation (Fig. 8)"
@@ -40,7 +40,7 @@ class Pairs:
     def row(self, mix_weight: float) -> Row:
         mixed = interpolate(*self.ends, mix_weight=mix_weight)
         calls = max(1, self.context.length // TOKENS_A_CALL)
-        made = self.context.pipe.decode(mixed, calls=calls, seed=self.context.seed, on_call=no_progress)
+        made = self.context.pipe.decode(mixed, calls=calls, seed=self.context.seed, show_progress=False)
         return {
             **quality_and_cost(self.context, made, "test"),
             "temperature": 0.0,

@@ -60,7 +60,7 @@ def _psnr_row(context: Context, name: str, time: float) -> Row:
 def _denoise(context: Context, prior: RegisterDenoiser, seen: TokenIds | None) -> Denoise:
     if prior.enter_condition is None:
         return prior
-    condition = context.pipe.condition(context.pipe.canvas(context.length)[None] if seen is None else seen)
+    condition = context.pipe.condition(context.pipe.canvas(context.length).tokens if seen is None else seen)
     return lambda registers, time: prior(registers, time, condition=condition)
 
 
@@ -75,10 +75,10 @@ def _prdc_row(context: Context, name: str) -> Row:
     texts = context.texts("valid", protocol.num_drawn)
     if name == CONDITIONAL:
         seen = mask_half(pipe, texts, context.streams("prdc", len(texts)))
-        num_steps = pipe.settings.refresh_steps
+        num_steps = pipe.settings.drawing.refresh_steps
         fake = draw_from_conditional(pipe, seen, seed=context.seed, num_steps=num_steps)
     else:
-        num_steps = pipe.settings.prior_steps
+        num_steps = pipe.settings.drawing.prior_steps
         fake = draw_from_prior(pipe, len(texts), seed=context.seed).registers
     real = pipe.encode(texts, cut=True).bank[:, : fake.shape[1]]
     found = prdc_per_register(real, fake, nearest=protocol.nearest)
