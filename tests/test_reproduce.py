@@ -48,8 +48,9 @@ from crocodil.reproduce.figures import Curve, Panel
 from crocodil.reproduce.protocol import EXAMPLE_CALLS, FULL, QUICK, TINY, blocks_and_calls, protocol_named
 from crocodil.reproduce.report import report, summary, timed, write_report
 from crocodil.reproduce.store import Job, Store, note_of, read_rows, select
-from crocodil.reproduce.sweep import best, finalists
+from crocodil.reproduce.sweep import best, candidate_of, finalists
 from crocodil.runtime.atomic import locked
+from crocodil.sampling.configs import Decoding, Drawing
 from crocodil.seeding import generator_for
 from crocodil.training.run import Place, base_stage, conditional_stage, guided_stage, prior_stage
 
@@ -191,11 +192,14 @@ def test_the_full_protocol_is_the_papers():
 
 
 def test_priors_use_the_models_steps_unless_the_protocol_sets_them(pipe):
-    own = replace(pipe, settings=replace(pipe.settings, prior_steps=7, refresh_steps=3, eta=0.5, coherence=2.0))
-    papers = FULL.with_paper_steps()
-    for much, expected in ((FULL, (7, 3, 0.5, 2.0)), (papers, (128, 32, 0.0, 0.0)), (TINY, (4, 2, 0.5, 2.0))):
-        found = with_steps(own, much).settings
-        assert (found.prior_steps, found.refresh_steps, found.eta, found.coherence) == expected
+    own = Drawing(prior_steps=7, refresh_steps=3, eta=0.5, pag_scale=2.0)
+    for protocol, expected in (
+        (FULL, own),
+        (FULL.with_paper_steps(), Drawing(prior_steps=128, refresh_steps=32, eta=0.0, pag_scale=0.0)),
+        (TINY, replace(own, prior_steps=4, refresh_steps=2)),
+    ):
+        model = replace(pipe, settings=replace(pipe.settings, drawing=own))
+        assert with_steps(model, protocol).settings.drawing == expected
 
 
 # ---------------------------------------------------------------- rows
@@ -247,9 +251,9 @@ def test_a_row_is_replaced_when_another_candidate_is_chosen(tmp_path):
         job = Job({"calls": 8}, lambda: {"rule": rule}, chosen={"rule": rule})
         return Store(tmp_path, {}).compute("rows", [Job({"calls": 4}, dict), job])
 
-    found("at random")
-    rows = found("most confident")
-    assert [row.get("rule") for row in rows] == [None, "most confident"]
+    found("random")
+    rows = found("confidence")
+    assert [row.get("rule") for row in rows] == [None, "confidence"]
     assert read_rows(tmp_path / "rows.jsonl") == rows
 
 
@@ -317,17 +321,18 @@ def test_differences_of_mauve_below_the_tie_are_decided_by_gen_ppl():
 
 def test_every_method_gets_the_same_sweep_on_valid_and_one_run_on_test(out, results):
     swept, measured = read_rows(out / "sweep.jsonl"), results["generation"]
-    wanted = {(one.temperature, one.rule) for one in TINY.candidates}
+    candidates = TINY.candidates()
     for row in measured:
-        method = "conthendisc" if row["method"] == "encoded registers" else row["method"]  # which it is like
+        method = (
+            "conthendisc" if row["method"] == "encoded registers" else row["method"]
+        )  # shares its candidate
         own = select(swept, method=method, calls=TINY.swept_for(row["calls"], 64))
-        assert {(one["temperature"], one["rule"]) for one in own} <= wanted
-        assert len(own) == (TINY.num_finalists if own[0]["calls"] == TINY.final_calls else len(wanted))
+        assert all(candidate_of(one) in candidates for one in own)
+        assert len(own) == (TINY.num_finalists if own[0]["calls"] == TINY.final_calls else len(candidates))
         assert {one["split"] for one in own} == {"valid"}
         assert row["split"] == "test"
         assert row["swept_at"] == own[0]["calls"]
-        chosen = best(own)
-        assert (row["temperature"], row["rule"]) == (chosen["temperature"], chosen["rule"])
+        assert candidate_of(row) == candidate_of(best(own))
         assert len(select(measured, method=row["method"], calls=row["calls"])) == 1
     assert {row["method"] for row in measured} >= {"base", "conthendisc", "conwithindisc"}
 
@@ -341,9 +346,7 @@ def test_every_number_of_calls_uses_the_nearest_swept_number():
 def test_the_top_candidates_are_ranked_again_for_many_calls(out):
     swept = select(read_rows(out / "sweep.jsonl"), method="base")
     before, final = (select(swept, calls=calls) for calls in (TINY.swept_calls[-1], TINY.final_calls))
-    assert [(row["temperature"], row["rule"]) for row in final] == [
-        (one.temperature, one.rule) for one in finalists(before, TINY.num_finalists)
-    ]
+    assert [candidate_of(row) for row in final] == finalists(before, TINY.num_finalists)
     assert final[0]["temperature"] == max(before, key=lambda row: row["mauve"])["temperature"]
 
 
@@ -366,7 +369,7 @@ def test_every_generated_row_has_three_costs_and_its_conditions(results):
         assert {"temperature", "rule", "mauve_spread", "gen_ppl_spread", "ends"} <= set(row)
     drawn = select(results["generation"], method="conthendisc", calls=4)[0]
     encoded = select(results["generation"], method="encoded registers", calls=4)[0]
-    assert drawn["model"]["drawing"].startswith("4 + 2 steps")
+    assert drawn["model"]["drawing"].startswith("prior_steps 4, refresh_steps 2")
     assert encoded["model"].keys() == {"demasker", "encoder", "drawing"}
     assert drawn["nfe"] > encoded["nfe"]  # the prior is paid for
     assert drawn["flop_nfe"] > encoded["flop_nfe"]
@@ -430,13 +433,13 @@ def test_equal_cost_interpolates_linearly_in_the_logarithm_of_the_cost():
 
 
 def test_rows_name_the_settings_of_their_method(pipe, corpus, evaluator, tmp_path):
-    settings = replace(pipe.settings, temperature=0.0, rule="remask by confidence")
+    settings = replace(pipe.settings, decoding=Decoding(temperature=0.0, rule="remask-confidence"))
     context = Context.for_model(
         replace(pipe, settings=settings), corpus=corpus, evaluator=evaluator, protocol=TINY, results=tmp_path
     )
     rows = {row["method"]: (row["temperature"], row["rule"]) for row in compute_cpu_seconds(context)}
-    guided = (0.0, "remask by confidence")
-    assert rows == {"base": (1.0, "most confident"), "conthendisc": guided, "conwithindisc": guided}
+    guided = (0.0, "remask-confidence")
+    assert rows == {"base": (1.0, "confidence"), "conthendisc": guided, "conwithindisc": guided}
     (found,) = copies.compute(context)
     assert {who: (one["temperature"], one["rule"]) for who, one in found["chosen"].items()} == rows
 
@@ -739,7 +742,8 @@ def test_reproduce_says_what_is_missing(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("method", ["base", "conthendisc", "conwithindisc"])
 def test_evaluate_reads_the_texts_that_generate_writes(pipe, corpus, evaluator, monkeypatch, method):
-    settings = replace(pipe.settings, temperature=0.0, rule="remask by confidence", prior_steps=3, refresh_steps=2)
+    decoding, drawing = Decoding(rule="remask-confidence"), Drawing(prior_steps=3, refresh_steps=2)
+    settings = replace(pipe.settings, decoding=decoding, drawing=drawing)
     own = replace(pipe, settings=settings).at_length(64)
     written, read = own.generate(4, method=method, seed=3), []
     monkeypatch.setattr(ByteChain, "scores", keeping(ByteChain.scores, read))
@@ -747,7 +751,7 @@ def test_evaluate_reads_the_texts_that_generate_writes(pipe, corpus, evaluator, 
     assert read[-1] == written.texts
     assert found["calls"] == 4
     assert (found["temperature"], found["rule"]) == (
-        (1.0, "most confident") if method == "base" else (0.0, "remask by confidence")
+        (1.0, "confidence") if method == "base" else (0.0, "remask-confidence")
     )
     assert found["nfe"] == written.nfe
 
