@@ -1,4 +1,4 @@
-"""How Sphinx builds the documentation site: `make docs` (decision D37).
+"""How Sphinx builds the documentation site: `make docs` (decision D38).
 
 Pages are the Markdown files of this folder. In docs/api a line `::: crocodil.package` stands for the docstrings of
 all modules of that package, so that no list of modules has to be kept.
@@ -14,7 +14,19 @@ DOCS = Path(__file__).parent.resolve()
 SOURCE = Path(crocodil.__file__).parent
 LINK = r"(?<!!)\[([^\]]+)\]\(([^)#\s]+)(?:#[^)]*)?\)"
 CONTENTS = {  # of the pages that have others below them
-    "index": ["results", "sampling", "training", "corpus", "evaluation", "reproduce", "scale", "*", "api/index"],
+    "index": [
+        "quickstart",
+        "how-it-works",
+        "results",
+        "sampling",
+        "training",
+        "corpus",
+        "evaluation",
+        "reproduce",
+        "scale",
+        "*",
+        "api/index",
+    ],
     "api/index": ["pipeline", "sampling", "processes", "models", "*"],
 }
 
