@@ -36,8 +36,8 @@ def engine_for(device: torch.device, *, compiled: bool) -> Engine:
 def affordable_batch(config: DemaskerConfig, length: int, device: torch.device) -> int:
     """Return how many samples fit into half of the free memory, up to the largest useful batch.
 
-    A sample needs at most four float32 copies of its logits (scaled, sorted, summed, noisy) and, at each position of
-    the demasker, sixteen vectors and one attention row per head.
+    A sample needs at most four float32 copies of its logits (scaled, sorted, summed, noisy) and, at each position
+    of the demasker, sixteen vectors and one attention row per head.
     """
     backbone, positions = config.backbone, length + config.num_registers + 2
     floats = 4 * length * backbone.vocab_size + positions * (16 * backbone.width + positions * backbone.num_heads)
