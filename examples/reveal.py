@@ -15,9 +15,8 @@ from typing import Annotated, NamedTuple
 
 import typer
 
-from crocodil import Cost, Crocodil
+from crocodil import Crocodil, Snapshot
 from crocodil.runtime.atomic import whole_file
-from crocodil.shapes import TokenIds
 from crocodil.text.tokenizer import Tokenizer
 
 SECONDS_PER_CALL, SECONDS_AT_END = 0.8, 4.0
@@ -50,8 +49,8 @@ def record(pipe: Crocodil, *, length: int, calls: int, seed: int) -> list[Frame]
     """Sample one text with ConWithinDisc, and return the canvas after each call."""
     frames: list[Frame] = []
 
-    def on_call(tokens: TokenIds, call: int, cost: Cost) -> None:
-        frames.append(Frame(tokens[0].tolist(), cost.denoiser_calls))
+    def on_call(snapshot: Snapshot) -> None:
+        frames.append(Frame(snapshot.tokens[0].tolist(), snapshot.cost.denoiser_calls))
 
     pipe.generate(1, method="conwithindisc", length=length, calls=calls, seed=seed, on_call=on_call)
     return frames
