@@ -10,13 +10,13 @@ import torch
 from crocodil.metrics.text_statistics import parses_as_python
 from crocodil.pipeline import Crocodil, Method
 from crocodil.presets.runs import assumed_corpus, changed, preset
+from crocodil.processes.plan import rule_name
 from crocodil.reproduce.context import parts, with_base
 from crocodil.reproduce.document import as_markdown
 from crocodil.reproduce.experiments import read_all
 from crocodil.reproduce.experiments.training_compute import base_compute_share
 from crocodil.reproduce.figures import can_draw
 from crocodil.reproduce.report import TITLE, report, summary, timed
-from crocodil.reproduce.sweep import own_candidate
 from crocodil.training.estimate import estimates
 from crocodil.training.run import Pretrained, read_record
 from crocodil.training.work import guided_flops
@@ -130,7 +130,7 @@ def test_every_line_of_the_quality_table_is_a_row(file, rows):
         | {quality_line(row, "real programs") for row in rows["reference"] if row["length"] == length}
         for length in (256, 512)
     }  # fmt: skip
-    _, shorter, longer = re.split(r"\*\*(?:256|512) tokens\*\*: ", file.read_text())
+    _, shorter, longer = re.split(r"\| \*\*(?:256|512) tokens\*\*: ", file.read_text())
     for length, part in ((256, shorter), (512, longer)):
         stated = [" ".join(line.split()).removeprefix("| ") for line in part.split("\n\n")[0].splitlines()]
         assert len(stated) > 5
@@ -213,21 +213,21 @@ def test_the_pages_state_memory_and_hours_that_follow_from_estimates_and_measure
     def of(name, *changes):
         return changed(preset(name, assumed_corpus(name)[0], Pretrained()), changes)
 
-    def gigabytes(run, stage, num_devices=1):
-        (memory,) = (part.gigabytes for part in estimates(run, num_devices=num_devices) if part.stage == stage)
-        return f"{memory:.1f} GB"
+    def gigabytes(run, num_devices=1):
+        return {part.stage: f"{part.gigabytes:.1f} GB" for part in estimates(run, num_devices=num_devices)}
 
     small, one_gpu, paper = map(of, ("small", "paper-one-gpu", "paper"))
     readme, quickstart = README.read_text(), QUICKSTART.read_text()
-    assert f"| `small` | {gigabytes(small, 'guided')} |" in readme
-    assert f"| `paper-one-gpu` | {gigabytes(one_gpu, 'guided')} |" in readme
-    assert f"8 devices: {gigabytes(paper, 'guided', 8)} each" in readme
-    assert f"{gigabytes(of('small', 'guided_loop.batch_size=32'), 'guided')} at batch 32" in readme
+    memory = gigabytes(small)
+    assert f"| `small` | {memory['guided']} |" in readme
+    assert f"| `paper-one-gpu` | {gigabytes(one_gpu)['guided']} |" in readme
+    assert f"8 devices: {gigabytes(paper, 8)['guided']} each" in readme
+    assert f"{gigabytes(of('small', 'guided_loop.batch_size=32'))['guided']} at batch 32" in readme
     tokens = small.guided_loop.num_steps * small.guided_loop.batch_size * sum(small.lengths) / len(small.lengths)
     minutes = [tokens / 1453e3 / 60, tokens / 780e3 / 60, small.conditional_loop.num_steps * 0.082 / 60]
     assert f"about {sum(minutes):.0f} minutes on one H200" in readme
     for stage, taken in zip(("base", "guided", "conditional"), minutes, strict=True):
-        line = rf"{stage} \| {re.escape(gigabytes(small, stage))} \| [^|]+ \| {taken:.0f} minutes"
+        line = rf"{stage} \| {re.escape(memory[stage])} \| [^|]+ \| {taken:.0f} minutes"
         assert re.search(line, quickstart)
     step_hours = one_gpu.guided_loop.batch_size * 512 / 8884 / 3600
     steps = one_gpu.guided_loop.num_steps
@@ -243,14 +243,15 @@ def test_the_pages_state_memory_and_hours_that_follow_from_estimates_and_measure
 
 
 def test_rows_name_the_settings_that_their_method_generated_with(rows, pipe):
-    def own(method):
-        return own_candidate(pipe, Method(method))
+    def default(method):
+        decoding = pipe.decoding_for(Method(method))
+        return decoding.temperature, decoding.rule
 
     for row in rows["cpu-seconds"]:
-        assert (row["temperature"], row["rule"]) == (own(row["method"]).temperature, own(row["method"]).rule)
+        assert (row["temperature"], rule_name(row["rule"])) == default(row["method"])
     (copied,) = rows["memorisation"]
     for method, chosen in copied["chosen"].items():
-        assert (chosen["temperature"], chosen["rule"]) == (own(method).temperature, own(method).rule)
+        assert (chosen["temperature"], rule_name(chosen["rule"])) == default(method)
 
 
 def test_the_limits_of_the_built_in_model_are_stated(pipe):
