@@ -182,7 +182,7 @@ def test_the_pages_state_the_way_between_two_programs(rows):
 def test_the_pages_state_copied_runs_and_seconds_on_a_cpu(found, rows):
     runs = found["memorisation"]["256"]
     own, real = runs["conwithindisc"], runs["real"]
-    assert f"{own['mean']:.1f} tokens on average, real test programs {real['mean']:.1f}" in prose(README)
+    assert f"has {own['mean']:.1f} tokens on average, real test programs {real['mean']:.1f}" in prose(README)
     assert (
         f"mean {own['mean']:.1f}, longest {own['max']}, {own['long_share']:.1%} over 50; "
         f"real test programs: {real['mean']:.1f}, {real['max']}, {real['long_share']:.1%}"
