@@ -263,12 +263,3 @@ def test_the_limits_of_the_built_in_model_are_stated(pipe):
         assert "cannot be rebuilt exactly" in prose(file)
     assert pipe.demasker.config.across_text
     assert "In the built-in model register i has its own position across the text" in prose(HOW)
-
-
-def test_the_picture_of_the_reveal_is_small_and_plays_without_a_script():
-    picture = (DOCS / "assets" / "reveal.svg").read_text()
-    assert len(picture) < 300_000
-    assert "<script" not in picture
-    assert picture.count('<g class="frame"') == 17  # before the first call, and after each of 16
-    assert picture.count("registers drawn again") == 1
-    assert 'src="docs/assets/reveal.svg"' in README.read_text()
