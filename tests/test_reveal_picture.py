@@ -25,7 +25,7 @@ def tokenizer():
 
 @pytest.fixture(scope="module")
 def frames(script, tokenizer):
-    """Three calls: the name appears and is hidden again, then everything is visible; registers change in call 2."""
+    """Three calls: a name appears, is hidden again and reappears; registers are drawn again in call 2."""
     special, frame = tokenizer.special, script["Frame"]
     keyword, name, after = (tokenizer.encode(text)[0] for text in ("def", " value", "\n    "))
     mask, eos = special.mask, special.eos
