@@ -96,6 +96,12 @@ def test_the_headline_is_held_against_the_bases_own_best_in_three_units(file, fo
             before = f"{length} tokens, base at {found['own_best_calls'][length]} calls: "
             where = before if method == Method.CON_WITHIN_DISC else ""
             assert f"| {where}{name}, {calls} calls | {factors} |" in text
+    if file == README:
+        factors = {length: methods["conwithindisc"] for length, methods in found["speedup"].items()}
+        shorter, longer = (f"{factors[length]['flops']:.1f}" for length in ("256", "512"))
+        assert f"with {shorter} times fewer FLOPs (512 tokens: {longer})" in text
+        shorter, longer = (times(factors[length]["nfe"]).removesuffix(" x") for length in ("256", "512"))
+        assert f"NFE: {shorter} times (512 tokens: {longer})" in text
 
 
 def test_the_papers_factors_stand_beside_its_unit_and_its_target_alone(found):
@@ -143,7 +149,7 @@ def test_copies_are_stated_with_their_error_and_the_share_of_exact_ones(rows):
     }
     exact, cer = ({at: row[name] for at, row in one_block.items()} for name in ("exact_share", "cer"))
     longer = f"(512 tokens: {cer[512, 16]:.3f}, {exact[512, 16]:.0%})"
-    assert f"CER {cer[256, 16]:.3f}, {exact[256, 16]:.0%} exact {longer}" in prose(README)
+    assert f"(CER) {cer[256, 16]:.3f}, {exact[256, 16]:.0%} exact {longer}" in prose(README)
     assert f"**{cer[256, 16]:.3f}, {cer[256, 64]:.3f}** with 64 registers" in prose(PAGE)
     assert f"{exact[256, 16]:.0%} and {exact[256, 64]:.0%} of the copies are exact" in prose(PAGE)
     assert f"512 tokens: {cer[512, 16]:.3f}, {cer[512, 64]:.3f}; {exact[512, 16]:.0%} and" in prose(PAGE)
@@ -203,7 +209,7 @@ def test_the_pages_state_how_a_prefix_is_continued():
     assert all(text.startswith("def read(path):\n") for text in texts)
     indented = sum(text.removeprefix("def read(path):\n").lstrip("\n").startswith(" ") for text in texts)
     parsed = sum(map(parses_as_python, texts))
-    assert f"{indented} of {len(texts)} samples after `def read(path):` go on indented" in prose(README)
+    assert f"{indented} of {len(texts)} samples go on indented" in prose(README)
     assert f"{parsed} of these {len(texts)} parse" in prose(README)
     assert f"{indented} of {len(texts)} samples continue the prefix" in prose(PAGE)
     assert f"{parsed} of these {len(texts)} parse" in prose(PAGE)
