@@ -14,6 +14,7 @@ from crocodil.processes.plan import rule_name
 from crocodil.reproduce.context import parts, with_base
 from crocodil.reproduce.document import as_markdown
 from crocodil.reproduce.experiments import read_all
+from crocodil.reproduce.experiments.equal_cost import differences
 from crocodil.reproduce.experiments.training_compute import base_compute_share
 from crocodil.reproduce.figures import can_draw
 from crocodil.reproduce.report import TITLE, report, summary, timed
@@ -246,6 +247,43 @@ def test_the_pages_state_memory_and_hours_that_follow_from_estimates_and_measure
     days = paper.guided_loop.num_steps * paper.guided_loop.batch_size * rate / 86400
     assert f"{days:.0f} days on 8 H200" in readme
     assert f"{days:.0f} days for {steps:,} steps" in quickstart
+
+
+def test_the_caveats_state_what_rows_and_log_say(found, rows):
+    page, log = prose(PAGE), prose(LOG)
+    by_mauve = (f"{found['speedup_by_mauve'][length]['conwithindisc']:.1f}" for length in ("256", "512"))
+    assert "ConWithinDisc is {} times cheaper by FLOPs at 256 tokens and {} times at 512".format(*by_mauve) in page
+    drawn, _ = rows["prdc"]
+    assert f"the recall of drawn registers is {drawn['recall']:.2f}, and 0.975 without it" in page
+    comparisons = [
+        part
+        for length in (256, 512)
+        for part in differences([row for row in rows["generation"] if row["length"] == length])
+    ]
+    (worse,) = (part for part in comparisons if not part.is_no_worse)
+    assert len(comparisons) == 6
+    assert (
+        f"not at a cost of {worse.cost:.0f} (MAUVE {worse.mauve.mean:.3f} ± {worse.mauve.spread:.3f}, "
+        f"Gen-PPL {worse.gen_ppl.mean:+.2f} ± {worse.gen_ppl.spread:.2f})"
+    ) in page
+    mauve = {(row["method"], row["length"]): row["mauve"] for row in rows["generation"] if row["calls"] == 16}
+    shorter, longer = (
+        [f"{mauve[method, length]:.2f}" for method in ("encoded registers", "conthendisc")]
+        for length in (256, 512)
+    )
+    assert "reach a MAUVE of {} at 16 calls where drawn registers reach {}".format(*shorter) in page
+    assert "(512 tokens: {} and {})".format(*longer) in page
+    for stated, recorded in (
+        ("MAUVE 0.389 and Gen-PPL 23.9 at 16 calls", "| ConThenDisc | 16 | 0.389 ± 0.023 | 23.9 |"),
+        ("0.975 without it", "recall from 0.975 to 0.385"),
+        ("collapses (MAUVE 0.08)", "0.31, 0.19 and 0.08 at 64, 128 and 256 calls"),
+        ("0.35 (ConThenDisc, 16 calls)", "0.619 ± 0.030 | 0.346 ± 0.035 |"),
+        ("0.33 (ConWithinDisc)", "0.626 ± 0.008 | 0.332 ± 0.022 |"),
+        ("0.05 (base, 256 calls", "0.408 ± 0.027 | 0.054 ± 0.005 |"),
+        ("real programs have 0.96", "0.954 ± 0.008 | 0.962 ± 0.011 |"),
+    ):
+        assert stated in page
+        assert recorded in log
 
 
 def test_rows_name_the_settings_that_their_method_generated_with(rows, pipe):
