@@ -9,8 +9,7 @@ import torch
 
 from crocodil.metrics.text_statistics import parses_as_python
 from crocodil.pipeline import Crocodil, Method
-from crocodil.presets.runs import assumed_corpus, changed, preset
-from crocodil.processes.plan import rule_name
+from crocodil.presets.runs import assumed_corpus, preset, with_changes
 from crocodil.reproduce.context import parts, with_base
 from crocodil.reproduce.document import as_markdown
 from crocodil.reproduce.experiments import read_all
@@ -18,8 +17,9 @@ from crocodil.reproduce.experiments.equal_cost import differences
 from crocodil.reproduce.experiments.training_compute import base_compute_share
 from crocodil.reproduce.figures import can_draw
 from crocodil.reproduce.report import TITLE, report, summary, timed
+from crocodil.reproduce.sweep import candidate_of, own_candidate
 from crocodil.training.estimate import estimates
-from crocodil.training.run import Pretrained, read_record
+from crocodil.training.run_config import Pretrained, read_run_file
 from crocodil.training.work import guided_flops
 
 ROOT = Path(__file__).parent.parent
@@ -71,7 +71,7 @@ def test_the_rows_are_of_the_built_in_model_and_of_the_base_beside_them(rows, pi
 
 
 def test_the_bases_share_of_compute_follows_from_the_records_of_the_runs(rows, found, pipe):
-    training = {"run": read_record(RESULTS / "training"), "base": read_record(RESULTS / "base")}
+    training = {"run": read_run_file(RESULTS / "training"), "base": read_run_file(RESULTS / "base")}
     share, with_priors = (base_compute_share(pipe, training, with_priors=priors) for priors in (False, True))
     assert share == pytest.approx(0.90, abs=0.005)
     assert with_priors == pytest.approx(0.74, abs=0.005)
@@ -218,7 +218,7 @@ def test_the_pages_state_how_a_prefix_is_continued():
 
 def test_the_pages_state_memory_and_hours_that_follow_from_estimates_and_measured_rates():
     def of(name, *changes):
-        return changed(preset(name, assumed_corpus(name)[0], Pretrained()), changes)
+        return with_changes(preset(name, assumed_corpus(name)[0], Pretrained()), changes)
 
     def gigabytes(run, num_devices=1):
         return {part.stage: f"{part.gigabytes:.1f} GB" for part in estimates(run, num_devices=num_devices)}
@@ -287,20 +287,16 @@ def test_the_caveats_state_what_rows_and_log_say(found, rows):
 
 
 def test_rows_name_the_settings_that_their_method_generated_with(rows, pipe):
-    def default(method):
-        decoding = pipe.decoding_for(Method(method))
-        return decoding.temperature, decoding.rule
-
     for row in rows["cpu-seconds"]:
-        assert (row["temperature"], rule_name(row["rule"])) == default(row["method"])
+        assert candidate_of(row) == own_candidate(pipe, Method(row["method"]))
     (copied,) = rows["memorisation"]
     for method, chosen in copied["chosen"].items():
-        assert (chosen["temperature"], rule_name(chosen["rule"])) == default(method)
+        assert chosen == own_candidate(pipe, Method(method))
 
 
 def test_the_limits_of_the_built_in_model_are_stated(pipe):
     kept = pipe.settings.drawing.num_registers
-    trained = {0, *read_record(RESULTS / "base")["guided_objective"]["prefix_lengths"]}
+    trained = {0, *read_run_file(RESULTS / "base")["guided_objective"]["prefix_lengths"]}
     assert kept not in trained
     for file in IDS:
         assert f"generates with {kept} registers, a prefix length that it was never trained on" in prose(file)
