@@ -1,5 +1,6 @@
 """The model that ships with the package: small enough, whole, at work, and in the wheel."""
 
+import re
 import subprocess
 import sys
 import zipfile
@@ -55,3 +56,24 @@ def test_the_demo_shows_three_programs_and_an_error_rate():
     assert "Three programs" in shown
     assert "3 texts in" in shown
     assert "CER" in shown
+
+
+def printed_in_readme():
+    """Return commands of README with the output that is printed below them."""
+    text = (REPOSITORY / "README.md").read_text()
+    return re.findall(r"```bash\ncrocodil ([^\n]+)\n```\n\n```text\n(.*?)```", text, re.DOTALL)
+
+
+def test_readme_shows_the_output_of_three_commands():
+    assert [command.split()[0] for command, _ in printed_in_readme()] == ["autoencode", "interpolate", "generate"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("command", "output"), printed_in_readme())
+def test_commands_print_what_readme_shows(command, output):
+    run = [sys.executable, "-m", "crocodil.cli", *command.split(), "--device", "cpu"]
+    printed = subprocess.run(run, cwd=REPOSITORY, check=True, capture_output=True, text=True).stdout
+    rest = printed
+    for part in output.split("...\n"):  # "..." stands for lines left out
+        assert part in rest
+        rest = rest.partition(part)[2] if part else rest
