@@ -1,19 +1,20 @@
 """One setting of one model, or texts that any other model wrote, judged as everything else here is."""
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from crocodil.corpus.shards import Corpus
 from crocodil.judges import cut_alike
 from crocodil.pipeline import Crocodil, Method
-from crocodil.processes.reveal import RULES
 from crocodil.reproduce.context import Lab, held_out
 from crocodil.reproduce.judging import Court
-from crocodil.reproduce.protocol import FULL, Candidate
+from crocodil.reproduce.protocol import FULL
 from crocodil.reproduce.store import Row, commit
-from crocodil.reproduce.sweep import choices_for, measured, method_of, own_candidate
+from crocodil.reproduce.sweep import decoding_row, measured, method_of
+from crocodil.sampling.configs import with_knobs
 
 FEWEST_FOR_MAUVE = 200  # texts on each side: with fewer, MAUVE is near 1 for texts that have little in common
 
@@ -24,28 +25,21 @@ def evaluate_model(
     court: Court,
     *,
     method: Method,
-    calls: int | None = None,
-    temperature: float | None = None,
-    rule: str | None = None,
+    knobs: Mapping[str, Any] | None = None,
     count: int,
     split: str,
     seed: int,
 ) -> Row:
-    """Generate as `pipe.generate` does, and judge against a split: None is what the model's own settings say."""
-    if rule is not None and rule not in RULES:
-        raise ValueError(f"no reveal rule {rule!r}: take one of {', '.join(RULES)}")
+    """Generate texts and judge them against a split. `knobs` change fields of the model's `Decoding` and `Drawing`."""
+    decoding, drawing = with_knobs(pipe.decoding_for(method), pipe.settings.drawing, dict(knobs or {}))
+    pipe = replace(pipe, settings=replace(pipe.settings, drawing=drawing))
     setting = replace(FULL, name="evaluate", num_samples=count, num_swept=count)
     lab = Lab.around(pipe, corpus=corpus, court=court, setting=setting, results=Path(), seed=seed)
-    own = own_candidate(lab.pipe, method)
-    candidate = Candidate(own.temperature if temperature is None else temperature, rule or own.rule)
-    choices = choices_for(lab.pipe, method, candidate)
-    made = method_of(lab.pipe, method)(count, calls=calls, seed=seed, choices=choices)
+    made = method_of(lab.pipe, method)(count, seed=seed, decoding=decoding)
     return {
         "method": str(method),
-        "calls": choices.decoding(lab.length, calls, lab.pipe.tokenizer.special).plan.num_calls,
-        **asdict(candidate),
-        "top_p": choices.top_p,
-        "guidance": choices.guidance,
+        "calls": decoding.plan(lab.length).num_calls,
+        **decoding_row(decoding),
         "split": split,
         **measured(lab, made, split),
         "num_real": len(lab.references[split]),
