@@ -30,7 +30,7 @@ def evaluate_model(
     split: str,
     seed: int,
 ) -> Row:
-    """Generate texts and judge them against a split. `knobs` change fields of the model's `Decoding` and `Drawing`."""
+    """Generate texts and judge them against a split. `knobs` change fields of the model's sampling configs."""
     decoding, drawing = with_knobs(pipe.decoding_for(method), pipe.settings.drawing, dict(knobs or {}))
     pipe = replace(pipe, settings=replace(pipe.settings, drawing=drawing))
     setting = replace(FULL, name="evaluate", num_samples=count, num_swept=count)
