@@ -112,7 +112,7 @@ def conditional_stage(pipe: Crocodil, guided: GuidedStage, cache: Path) -> Condi
         cached_registers(data.valid, "valid"),
         data,
         pipe.mask_id,
-        PriorObjective(largest_offset=pipe.settings.largest_offset, bare_rate=0.75, condition_drop_rate=0.0),
+        PriorObjective(largest_offset=pipe.settings.drawing.largest_offset, bare_rate=0.75, condition_drop_rate=0.0),
         retokenizer=guided.retokenizer,
     )
 
