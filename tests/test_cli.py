@@ -240,7 +240,6 @@ def test_every_knob_is_an_option_of_every_command_that_samples(command):
 
 def test_a_new_folder_gets_one_file_per_text_and_is_never_overwritten(tmp_path):
     folder = NewFolder(tmp_path / "a" / "b", "py")
-    assert not folder.directory.parent.exists()
     assert folder.write(0, "x = 1\n") == tmp_path / "a" / "b" / "0000.py"
     assert folder.write(12345, "y = 2\n").name == "12345.py"
     assert (folder.directory / "0000.py").read_text() == "x = 1\n"
@@ -249,3 +248,6 @@ def test_a_new_folder_gets_one_file_per_text_and_is_never_overwritten(tmp_path):
     with pytest.raises(ValueError, match="is not empty: texts are never overwritten, choose another --out-dir"):
         NewFolder(folder.directory, "py")
     assert sorted(file.name for file in folder.directory.iterdir()) == ["0000.py", "12345.py"]
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(ValueError, match="link is not a folder"):
+        NewFolder(tmp_path / "link", "py")

@@ -1,5 +1,6 @@
 """Text files as the commands read and write them. Does not import torch."""
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,21 +35,24 @@ def printable(file: Path) -> str:
 
 @dataclass(frozen=True)
 class NewFolder:
-    """A new or empty folder that gets one file for each text. Nothing is ever overwritten."""
+    """A new or empty folder that gets one file for each text. Nothing is ever overwritten.
+
+    It is made at once: a folder that cannot be made is an error before any sampling.
+    """
 
     directory: Path
     extension: str
 
     def __post_init__(self) -> None:
         name = printable(self.directory)
-        if self.directory.exists() and not self.directory.is_dir():
+        if os.path.lexists(self.directory) and not self.directory.is_dir():
             raise ValueError(f"{name} is not a folder: choose another --out-dir")
         if self.directory.is_dir() and any(self.directory.iterdir()):
             raise ValueError(f"{name} is not empty: texts are never overwritten, choose another --out-dir")
+        self.directory.mkdir(parents=True, exist_ok=True)
 
     def write(self, number: int, text: str) -> Path:
         """Write text `number` to its file, whole or not at all."""
-        self.directory.mkdir(parents=True, exist_ok=True)
         file = self.directory / f"{number:04d}.{self.extension}"
         if file.exists():
             raise ValueError(f"{printable(file)} exists: another process writes to this folder")
