@@ -26,10 +26,10 @@ from crocodil.presets.corpora import own_python
 from crocodil.runtime.atomic import locked, remove_unfinished
 from crocodil.runtime.distributed import Ranks
 from crocodil.text.retokenizer import Retokenizer
-from crocodil.training.cached_registers import CachedRegisters, cache_registers
-from crocodil.training.loop import LoopConfig, has_begun, train
-from crocodil.training.record import checksum_of, keep_to_record
-from crocodil.training.stages import ConditionalPriorStage, Data, GuidedStage
+from crocodil.training.data import CachedRegisters, Data, cache_registers
+from crocodil.training.loop import LoopConfig, has_checkpoints, train
+from crocodil.training.record import checksum_of, write_or_check_record
+from crocodil.training.stages import ConditionalPriorStage, GuidedStage
 
 
 def main(
@@ -90,6 +90,7 @@ def conditional_stage(pipe: Crocodil, guided: GuidedStage, cache: Path) -> Condi
     """Algorithm 4, starting from the model's denoiser; 75% of a batch are fully masked canvases (decision D15)."""
     assert pipe.conditional is not None
     config, data = pipe.conditional.config, guided.data
+    offset = pipe.settings.drawing.largest_offset
     remove_unfinished(cache)
 
     def cached_registers(views: Sequence[Programs], split: str) -> list[CachedRegisters]:
@@ -112,7 +113,9 @@ def conditional_stage(pipe: Crocodil, guided: GuidedStage, cache: Path) -> Condi
         cached_registers(data.valid, "valid"),
         data,
         pipe.mask_id,
-        PriorObjective(largest_offset=pipe.settings.drawing.largest_offset, bare_rate=0.75, condition_drop_rate=0.0),
+        PriorObjective(
+            largest_offset=pipe.settings.drawing.largest_offset, bare_rate=0.75, condition_drop_rate=0.0
+        ),
         retokenizer=guided.retokenizer,
     )
 
@@ -124,7 +127,7 @@ def learn(
     out.mkdir(parents=True, exist_ok=True)
     remove_unfinished(out)
     remove_unfinished(out / "checkpoints")
-    keep_to_record(out, loop, sources, begun=has_begun(out))
+    write_or_check_record(out, loop, sources, started=has_checkpoints(out))
     state = train(stage, loop, out, ranks=Ranks(device=stage.data.device), resume=True)
     if state.step < loop.num_steps:
         raise SystemExit(f"stopped at step {state.step} of {loop.num_steps}: run the command again to continue")

@@ -67,28 +67,30 @@ def train(
 ) -> None:
     """Train one stage of a run. On several devices: torchrun -m crocodil.cli train ..."""
     if dry_run:
-        return _show_estimates(stage, preset, data, llada, qwen, changes or (), gpus)
+        _show_estimates(stage, preset, data, llada, qwen, changes or (), gpus)
+        return
     if data is None or out is None:
         raise ValueError("--data (the corpus) and --out (the run) are required")
     from crocodil.corpus.shards import Corpus
 
-    found = Corpus(data)
-    found.require("train", "valid")
+    corpus = Corpus(data)
+    corpus.require("train", "valid")
 
-    from crocodil.presets.runs import changed
     from crocodil.presets.runs import preset as preset_of
+    from crocodil.presets.runs import with_changes
     from crocodil.runtime.devices import checked_device, default_device
-    from crocodil.runtime.distributed import ranks
-    from crocodil.training.run import Place, Pretrained, run_stage
+    from crocodil.runtime.distributed import process_group
+    from crocodil.training.run import run_stage
+    from crocodil.training.run_config import Pretrained
+    from crocodil.training.stage_setup import Workspace
 
-    where = checked_device(device or default_device())
-    run = changed(preset_of(preset, found, Pretrained(llada=llada, qwen=qwen)), changes or ())
-    with ranks(where) as all_ranks:
-        place = Place(found, out, source or out, all_ranks)
-        finished = run_stage(stage, run, place, resume=resume, max_minutes=max_minutes)
-        if all_ranks.speaks:
+    device = checked_device(device or default_device())
+    run = with_changes(preset_of(preset, corpus, Pretrained(llada=llada, qwen=qwen)), changes or ())
+    with process_group(device) as ranks:
+        workspace = Workspace(corpus, out, source or out, ranks)
+        finished = run_stage(stage, run, workspace, resume=resume, max_minutes=max_minutes)
+        if ranks.is_main:
             typer.echo(f"{out / stage}: " + ("finished" if finished else "stopped; continue with --resume"))
-    return None
 
 
 def _show_estimates(
@@ -104,15 +106,16 @@ def _show_estimates(
     from rich.console import Console
 
     from crocodil.corpus.shards import Corpus
-    from crocodil.presets.runs import assumed_corpus, changed
+    from crocodil.presets.runs import assumed_corpus, with_changes
     from crocodil.presets.runs import preset as preset_of
     from crocodil.training.estimate import estimates
-    from crocodil.training.run import STAGES, Pretrained
+    from crocodil.training.run import STAGES
+    from crocodil.training.run_config import Pretrained
 
     if stage not in STAGES:
         raise ValueError(f"no stage {stage!r}: the stages are {', '.join(STAGES)}")
-    found, assumed = assumed_corpus(preset) if data is None else (Corpus(data), "")
-    run = changed(preset_of(preset, found, Pretrained(llada=llada, qwen=qwen)), changes)
+    corpus, assumed = assumed_corpus(preset) if data is None else (Corpus(data), "")
+    run = with_changes(preset_of(preset, corpus, Pretrained(llada=llada, qwen=qwen)), changes)
     heads = ("stage", "trained, M", "frozen, M", "steps", "batch", "positions, M", "GB per device")
     rows = [
         (
@@ -151,7 +154,8 @@ def list_runs(
     """List the runs in a folder and how far each stage is."""
     from rich.console import Console
 
-    from crocodil.training.run import RUN_FILE, STAGES
+    from crocodil.training.run import STAGES
+    from crocodil.training.run_config import RUN_FILE
 
     folders = sorted(file.parent for file in directory.glob(f"*/{RUN_FILE}"))
     if not folders:
@@ -162,10 +166,10 @@ def list_runs(
 
 def _progress_of(run: Path, stage: str) -> str:
     from crocodil.training.journal import METRICS_FILE, read_rows
-    from crocodil.training.run import read_recorded
+    from crocodil.training.run_config import read_run_summary
 
     if stage == "registers":
-        caches = [f"{split}-{length}" for length in read_recorded(run).lengths for split in ("train", "valid")]
+        caches = [f"{split}-{length}" for length in read_run_summary(run).lengths for split in ("train", "valid")]
         is_finished = all((run / stage / cache).is_dir() for cache in caches)
     else:
         is_finished = (run / stage / "model").is_dir()
@@ -202,9 +206,9 @@ def export(
     if out.exists():
         raise ValueError(f"{out} exists: models are never overwritten, choose another folder")
     from crocodil.pipeline import Crocodil, Settings
-    from crocodil.training.run import read_recorded
+    from crocodil.training.run_config import read_run_summary
 
-    run = read_recorded(directory)
+    run = read_run_summary(directory)
     networks = _finished_networks(directory, without or ())
     if "demasker" not in networks:
         raise ValueError(f"{directory} has no finished stage guided: train it, then export")
