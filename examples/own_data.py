@@ -90,7 +90,6 @@ def conditional_stage(pipe: Crocodil, guided: GuidedStage, cache: Path) -> Condi
     """Algorithm 4, starting from the model's denoiser; 75% of a batch are fully masked canvases (decision D15)."""
     assert pipe.conditional is not None
     config, data = pipe.conditional.config, guided.data
-    offset = pipe.settings.drawing.largest_offset
     remove_unfinished(cache)
 
     def cached_registers(views: Sequence[Programs], split: str) -> list[CachedRegisters]:
