@@ -3,8 +3,9 @@
     python examples/own_data.py my/code --out mine
     crocodil generate --model mine/model
 
-The corpus takes the model's own vocabulary. Encoder and demasker learn first; then the denoiser learns the
-registers of the new encoder, as both priors in one. A stopped run goes on when the command is given again.
+The corpus uses the tokenizer of the model. Stage 1 trains the encoder and the demasker. Stage 2 trains one
+denoiser, which serves as both priors, on the registers of the new encoder. If the run is stopped, the same command
+continues it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,12 +34,12 @@ from crocodil.training.stages import ConditionalPriorStage, GuidedStage
 
 def main(
     source: Annotated[Path, typer.Argument(help="A folder of Python files.")],
-    out: Annotated[Path, typer.Option(help="For the corpus, both stages, and the new model.")],
+    out: Annotated[Path, typer.Option(help="Folder for the corpus, both stages and the new model.")],
     model: Annotated[str, typer.Option(help="The model to start from: a folder, or builtin.")] = BUILTIN,
-    steps: Annotated[int, typer.Option(min=1, help="Of each of the two stages.")] = 1000,
-    batch_size: Annotated[int, typer.Option(min=1, help="Programs a step.")] = 32,
-    learning_rate: Annotated[float, typer.Option(help="The highest; it rises, then falls to 0.")] = 1e-4,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda; the accelerator where there is one.")] = None,
+    steps: Annotated[int, typer.Option(min=1, help="Training steps of each stage.")] = 1000,
+    batch_size: Annotated[int, typer.Option(min=1, help="Programs per step.")] = 32,
+    learning_rate: Annotated[float, typer.Option(help="Peak learning rate, after the warm-up.")] = 1e-4,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; default: cuda if available.")] = None,
 ) -> None:
     """Fine-tune a model on a folder of Python code."""
     with locked(out):
@@ -68,25 +69,25 @@ def fine_tune(
     guided = guided_stage(pipe, data)
     learn(guided, loop, out / "guided", sources)
     learn(conditional_stage(pipe, guided, out / "guided" / "registers"), loop, out / "conditional", sources)
-    # A base and a prior of their own would still be those of the old data.
+    # Leave out the base and the prior: they know only the old data.
     replace(pipe, prior=None, base=None).save_pretrained(out / "model")
 
 
 def guided_stage(pipe: Crocodil, data: Data) -> GuidedStage:
-    """Algorithm 1, from the model's encoder and demasker: nothing is fresh, so nothing needs a warm-up."""
-    own = pipe.encoder_tokenizer
+    """Algorithm 1, starting from the model's encoder and demasker; trained networks need no warm-up."""
+    encoder_tokenizer = pipe.encoder_tokenizer
     return GuidedStage(
         pipe.encoder,
         pipe.demasker,
         data,
         DemaskerObjective(prefix_ends_with_block=True),
         warmup_steps=0,
-        retokenizer=None if own is None else Retokenizer(pipe.tokenizer, own),
+        retokenizer=None if encoder_tokenizer is None else Retokenizer(pipe.tokenizer, encoder_tokenizer),
     )
 
 
 def conditional_stage(pipe: Crocodil, guided: GuidedStage, cache: Path) -> ConditionalPriorStage:
-    """Algorithm 4, from the model's denoiser; three quarters of a batch are bare canvases (decision D15)."""
+    """Algorithm 4, starting from the model's denoiser; 75% of a batch are fully masked canvases (decision D15)."""
     assert pipe.conditional is not None
     config, data = pipe.conditional.config, guided.data
     remove_unfinished(cache)
@@ -111,7 +112,9 @@ def conditional_stage(pipe: Crocodil, guided: GuidedStage, cache: Path) -> Condi
         cached_registers(data.valid, "valid"),
         data,
         pipe.mask_id,
-        PriorObjective(largest_offset=pipe.settings.largest_offset, bare_rate=0.75, condition_drop_rate=0.0),
+        PriorObjective(
+            largest_offset=pipe.settings.drawing.largest_offset, bare_rate=0.75, condition_drop_rate=0.0
+        ),
         retokenizer=guided.retokenizer,
     )
 
@@ -119,17 +122,14 @@ def conditional_stage(pipe: Crocodil, guided: GuidedStage, cache: Path) -> Condi
 def learn(
     stage: GuidedStage | ConditionalPriorStage, loop: LoopConfig, out: Path, sources: Mapping[str, str]
 ) -> None:
-    """Train a stage to its end, and leave its networks with their averaged weights.
-
-    What was stopped goes on with the settings that it began with.
-    """
+    """Train a stage and give its networks their averaged weights. A stopped stage keeps its first settings."""
     out.mkdir(parents=True, exist_ok=True)
     remove_unfinished(out)
     remove_unfinished(out / "checkpoints")
     write_or_check_record(out, loop, sources, started=has_checkpoints(out))
     state = train(stage, loop, out, ranks=Ranks(device=stage.data.device), resume=True)
     if state.step < loop.num_steps:
-        raise SystemExit(f"stopped at step {state.step} of {loop.num_steps}: give the command again to go on")
+        raise SystemExit(f"stopped at step {state.step} of {loop.num_steps}: run the command again to continue")
     with torch.no_grad():
         for name, parameter in state.parameters.items():
             parameter.copy_(state.averages[name])

@@ -1,25 +1,33 @@
-"""The command line: every mistake is one line, and is told before torch is loaded."""
+"""The command line: a mistake is a one-line error, before torch is imported; help, old names and output files."""
 
 import subprocess
 import sys
-from typing import get_args
+from dataclasses import field, fields
+from typing import Any, get_args
 
 import pytest
+import typer
+from typer.testing import CliRunner
 
 from crocodil import __version__
-from crocodil.cli import main, options
+from crocodil.cli import app, main, options
+from crocodil.cli.texts import NewFolder
 from crocodil.judges.folders import PACKAGED
 from crocodil.pipeline.folder import NETWORKS
 from crocodil.presets.runs import FROM_PRETRAINED, FROM_SCRATCH
-from crocodil.processes.plan import RuleName
-from crocodil.processes.reveal import RULES
 from crocodil.reproduce.experiments import NAMES
 from crocodil.reproduce.protocol import PROTOCOLS
+from crocodil.runtime.config import Temperature, config
+from crocodil.sampling.configs import Decoding, Drawing
 from crocodil.training.run import STAGES
 
 
-def told(capsys, monkeypatch, *arguments):
-    """The exit status and what was said."""
+def run(*arguments):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments], env={"COLUMNS": "200"})
+
+
+def failure(capsys, monkeypatch, *arguments):
+    """Return the exit status and the message of a command that fails."""
     monkeypatch.setattr(sys, "argv", ["crocodil", *map(str, arguments)])
     with pytest.raises(SystemExit) as stop:
         main()
@@ -37,6 +45,7 @@ def told(capsys, monkeypatch, *arguments):
         (["generate", "--temperature", "warm"], "'--temperature': should be a valid number"),
         (["generate", "--guidance", "nan"], "'--guidance': should be a finite number"),
         (["generate", "--guidance", "inf"], "'--guidance': should be a finite number"),
+        (["generate", "--pag-scale", "inf"], "'--pag-scale': should be a finite number"),
         (["generate", "--coherence", "inf"], "'--coherence': should be a finite number"),
         (["generate", "--top-p", "0"], "'--top-p': should be greater than 0"),
         (["generate", "--threshold", "2"], "'--threshold': should be less than or equal to 1"),
@@ -45,24 +54,31 @@ def told(capsys, monkeypatch, *arguments):
         (["generate", "--block-size", "24"], "block_size 24 does not divide length 256: take 16 or 32"),
         (["generate", "--calls", "257"], "257 calls for 256 tokens"),
         (["generate", "--length", "1000"], "this model fills canvases of 2 to 512 tokens, not 1000"),
-        (["generate", "--device", "gpu"], "no device 'gpu': take cpu, cuda or cuda:N"),
-        (["generate", "--device", "mps"], "no device 'mps': take cpu, cuda or cuda:N"),
-        (["generate", "--rule", "best"], "'--rule': should be 'most confident', 'noisy confidence'"),
+        (["generate", "--device", "gpu"], "no device 'gpu': choose cpu, cuda or cuda:N"),
+        (["generate", "--device", "mps"], "no device 'mps': choose cpu, cuda or cuda:N"),
+        (
+            ["generate", "--rule", "best"],
+            "'--rule': should be a reveal rule (confidence, noisy-confidence, random,",
+        ),
+        (["generate", "--out-dir", __file__], "test_cli.py is not a folder: choose another --out-dir"),
+        (["generate", "--out-dir", "/"], "/ is not empty: texts are never overwritten, choose another --out-dir"),
+        (["generate", "--extension", "a/b"], "'a/b' is not a file extension: write py or txt, for example"),
         (["generate", "--model", "nowhere"], "no model 'nowhere': a model is 'builtin', or a folder"),
-        (["generate", "--prefix", "\udcff"], "'--prefix': is no UTF-8 text"),
+        (["generate", "--prefix", "\udcff"], "'--prefix': is not UTF-8 text"),
         (["generate", "--nonsense"], "No such option: --nonsense"),
         (["encode", "/dev/null", "--out", "x"], "/dev/null is a pipe or a device, not a file"),
-        (["decode", "nowhere"], "nowhere does not exist, or is no file"),
+        (["decode", "nowhere"], "nowhere does not exist or is not a file"),
         (["nonsense"], "No such command 'nonsense'"),
+        (["train", "base", "run"], "Got unexpected extra argument(s) (run)"),
     ],
 )
 def test_a_mistake_is_one_line_that_names_it(capsys, monkeypatch, arguments, message):
-    status, said = told(capsys, monkeypatch, *arguments)
+    status, message_line = failure(capsys, monkeypatch, *arguments)
     assert status in (1, 2)
-    assert said.startswith("crocodil: ")
-    assert said.count("\n") == 1
-    assert message in said
-    assert "Value error" not in said
+    assert message_line.startswith("crocodil: ")
+    assert message_line.count("\n") == 1
+    assert message in message_line
+    assert "Value error" not in message_line
 
 
 WITHOUT_TORCH = """
@@ -88,7 +104,9 @@ finally:
         ["verify"],
         ["train", "guided", "--preset", "nosuch"],
         ["train", "guided", "--data", "nowhere", "--out", "out"],
-        ["assemble", "nowhere", "--data", "nowhere", "--out", "out"],
+        ["generate", "--help"],
+        ["generate", "--out-dir", "/"],
+        ["export", "nowhere", "--data", "nowhere", "--out", "out"],
         ["reproduce", "nosuch"],
         ["reproduce", "all", "--data", "nowhere"],
         ["evaluate", "--split", "nosuch"],
@@ -98,9 +116,9 @@ finally:
 )
 def test_what_needs_no_network_is_answered_without_torch(arguments):
     command = [sys.executable, "-c", WITHOUT_TORCH, *arguments]
-    found = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert found.stdout.splitlines()[-1] == "[]"
-    assert "Traceback" not in found.stderr
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.stdout.splitlines()[-1] == "[]"
+    assert "Traceback" not in result.stderr
 
 
 def test_the_version_is_printed(capsys, monkeypatch):
@@ -112,10 +130,124 @@ def test_the_version_is_printed(capsys, monkeypatch):
 
 
 def test_the_names_on_the_command_line_are_those_of_the_library():
-    assert get_args(RuleName) == tuple(RULES)
     assert get_args(options.Stage) == STAGES
     assert get_args(options.Preset) == (*FROM_SCRATCH, *FROM_PRETRAINED)
     assert get_args(options.Protocol) == tuple(PROTOCOLS)
     assert get_args(options.Network) == tuple(NETWORKS)
     assert get_args(options.Judge) == tuple(PACKAGED)
-    assert get_args(options.Experiment) == ("all", "report", *NAMES)
+    assert get_args(options.Experiment) == ("all", *NAMES)
+
+
+# ---------------------------------------------------------------- help and old names
+
+
+def test_the_help_shows_new_names_in_panels_and_hides_old_ones():
+    commands = run("--help").output
+    for panel in ("Use a model", "Train a model", "Measure and reproduce"):
+        assert panel in commands
+    for name in ("export", "runs", "report"):
+        assert f"│ {name} " in commands
+    assert "assemble" not in commands
+    options_of_generate = run("generate", "--help").output
+    for panel in ("Text", "Decoding", "Registers", "Output"):
+        assert f"╭─ {panel} ─" in options_of_generate
+    assert "--coherence" not in options_of_generate
+
+
+def test_every_command_and_option_has_a_help_text():
+    def without_help(command, name):
+        parameters = [one for one in command.params if not getattr(one, "hidden", False)]
+        missing = [] if command.help else [name]
+        missing += [f"{name} {one.name}" for one in parameters if not getattr(one, "help", None)]
+        subcommands = getattr(command, "commands", {}).items()
+        return missing + [line for sub, child in subcommands for line in without_help(child, f"{name} {sub}")]
+
+    assert without_help(typer.main.get_command(app), "crocodil") == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (["assemble", "nowhere", "--data", "nowhere", "--out", "out"], ["export", "nowhere", "--data", "nowhere"]),
+        (["train", "show", "nowhere"], ["runs", "show", "nowhere"]),
+        (["reproduce", "report", "--out", "nowhere"], ["report", "--out", "nowhere"]),
+    ],
+)
+def test_old_commands_do_the_same_as_the_new_ones(old, new):
+    new = [*new, "--out", "out"] if new[0] == "export" else new
+    first, second = run(*old), run(*new)
+    assert isinstance(first.exception, ValueError)
+    assert str(first.exception) == str(second.exception)
+
+
+# ---------------------------------------------------------------- options from configs
+
+
+def knobs_of(*arguments, configs=(Decoding, Drawing)):
+    """Return the knobs that a command gets for these options."""
+    got: dict[str, Any] = {}
+    toy = typer.Typer()
+
+    @toy.command()
+    @options.with_knobs_of(*configs)
+    def command(*, knobs: dict[str, Any]) -> None:
+        got.update(knobs)
+
+    result = CliRunner().invoke(toy, [str(argument) for argument in arguments])
+    assert result.exit_code == 0, result.output
+    return got
+
+
+def test_options_become_knobs_and_those_not_given_are_left_to_the_model():
+    assert knobs_of() == {}
+    asked = ["--calls", 8, "--temperature", 0.5, "--registers", 2, "--pag-scale", 1]
+    assert knobs_of(*asked) == {"calls": 8, "temperature": 0.5, "num_registers": 2, "pag_scale": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("old", "knobs"),
+    [
+        (["--coherence", 2], {"pag_scale": 2.0}),
+        (["--rule", "remask by confidence"], {"rule": "remask-confidence"}),
+        (["--rule", "most confident"], {"rule": "confidence"}),
+    ],
+)
+def test_old_option_names_are_accepted(old, knobs):
+    assert knobs_of(*old) == knobs
+
+
+def test_a_new_field_of_a_config_is_at_once_an_option(monkeypatch):
+    @config
+    class Decoding:
+        warmth: Temperature | None = field(default=None, metadata={"help": "A new knob."})
+        gentle: bool = field(default=False, metadata={"help": "A new switch."})
+        internal: int = 0  # without a help text: not an option
+
+    assert knobs_of("--warmth", 0.5, "--gentle", configs=[Decoding]) == {"warmth": 0.5, "gentle": True}
+    assert knobs_of("--no-gentle", configs=[Decoding]) == {"gentle": False}
+
+
+@pytest.mark.parametrize("command", ["generate", "evaluate", "export"])
+def test_every_knob_is_an_option_of_every_command_that_samples(command):
+    parameters = {one.name for one in typer.main.get_command(app).commands[command].params}
+    assert parameters >= {
+        one.name for kind in (Decoding, Drawing) for one in fields(kind) if one.metadata.get("help")
+    }
+
+
+# ---------------------------------------------------------------- files of texts
+
+
+def test_a_new_folder_gets_one_file_per_text_and_is_never_overwritten(tmp_path):
+    folder = NewFolder(tmp_path / "a" / "b", "py")
+    assert folder.write(0, "x = 1\n") == tmp_path / "a" / "b" / "0000.py"
+    assert folder.write(12345, "y = 2\n").name == "12345.py"
+    assert (folder.directory / "0000.py").read_text() == "x = 1\n"
+    with pytest.raises(ValueError, match=r"0000\.py exists"):
+        folder.write(0, "z = 3\n")
+    with pytest.raises(ValueError, match="is not empty: texts are never overwritten, choose another --out-dir"):
+        NewFolder(folder.directory, "py")
+    assert sorted(file.name for file in folder.directory.iterdir()) == ["0000.py", "12345.py"]
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(ValueError, match="link is not a folder"):
+        NewFolder(tmp_path / "link", "py")

@@ -1,6 +1,7 @@
 """A tiny trained model from text to text: in Python, on disk, and through every verb of the command line."""
 
 import copy
+import itertools
 import json
 import re
 import subprocess
@@ -14,12 +15,13 @@ from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from crocodil import cli
-from crocodil.cli.texts import difference, partly_shown
+from crocodil.cli.display import difference
 from crocodil.metrics.likelihood import demasking_accuracy
 from crocodil.pipeline import Crocodil, Given, Method, Settings
 from crocodil.pipeline.batches import Watch
 from crocodil.pipeline.canvases import NOTHING
 from crocodil.pipeline.engine import affordable_batch
+from crocodil.pipeline.results import partial_text
 from crocodil.pipeline.settings import read_settings, to_json
 from crocodil.presets.models import paper_demasker
 from crocodil.processes.reveal import highest
@@ -40,7 +42,7 @@ def run(*arguments):
 def folder(trained, corpus, tmp_path_factory):
     """A model folder, made of a training run as a user makes it; its priors take fewer steps than the paper's."""
     out = tmp_path_factory.mktemp("model")
-    made = run("assemble", trained, "--data", corpus.directory, "--out", out / "whole")
+    made = run("export", trained, "--data", corpus.directory, "--out", out / "whole")
     assert made.output.strip() == f"{out / 'whole'}: demasker, encoder, prior, conditional, base"
     model = Crocodil.from_pretrained(out / "whole", device="cpu")
     assert model.settings == Settings(length=64)
@@ -547,17 +549,17 @@ def cross_entropy_of(pipe, texts):
     ).cross_entropy  # fmt: skip
 
 
-def test_assemble_takes_settings_and_leaves_networks_out(trained, corpus, tmp_path):
-    asked = ["assemble", trained, "--data", corpus.directory, "--out", tmp_path / "model"]
+def test_export_takes_settings_and_leaves_networks_out(trained, corpus, tmp_path):
+    asked = ["export", trained, "--data", corpus.directory, "--out", tmp_path / "model"]
     settings = ["--prior-steps", 12, "--refresh-steps", 4, "--eta", 1, "--temperature", 0.7, "--top-p", 0.9]
-    settings += ["--pag-scale", 2, "--rule", "remask"]
+    settings += ["--pag-scale", 2, "--rule", "remask", "--calls", 8]
     made = run(*asked, "--without", "base", "--without", "prior", "--int8", *settings)
     assert made.output.strip() == f"{tmp_path / 'model'}: demasker, encoder, conditional"
     model = Crocodil.from_pretrained(tmp_path / "model", device="cpu")
     assert model.base is model.prior is None
     assert model.settings == Settings(
         length=64,
-        decoding=Decoding(temperature=0.7, top_p=0.9, rule="remask"),
+        decoding=Decoding(temperature=0.7, top_p=0.9, rule="remask", calls=8),
         drawing=Drawing(prior_steps=12, refresh_steps=4, eta=1.0, pag_scale=2.0),
     )
     assert load_file(tmp_path / "model" / "encoder" / "model.safetensors")["suffix"].dtype == torch.int8
@@ -640,13 +642,14 @@ def test_one_seed_gives_the_same_bytes_and_what_the_library_gives(folder, pipe, 
     assert [row["text"] for row in rows] == made.texts
     assert rows[1] == {"sample": 1, "method": method, "seed": 5, "text": made.texts[1], **vars(made.costs[1])}
     assert "seconds" in json.loads(run(*asked, "--format", "jsonl", "--timings").stdout.splitlines()[0])
-    assert run(*asked).stdout == f"{made.texts[0]}\n{'-' * 40}\n{made.texts[1]}\n"
+    plain = run(*asked, "--verbose")
+    assert plain.stdout == f"{made.texts[0]}\n{'-' * 40}\n{made.texts[1]}\n"
     assert re.search(r"^2 texts in [\d.]+ s, [\d.]+ s each$", first.stderr.splitlines()[-1])
-    verbose = run(*asked, "--verbose").stderr.splitlines()[-1]
-    assert re.match(r"calls a text: [\d.]+ of the demasker, [\d.]+ of the denoiser, [\d.]+ of", verbose)
+    calls = plain.stderr.splitlines()[-1]
+    assert re.match(r"calls per text: [\d.]+ of the demasker, [\d.]+ of the denoiser, [\d.]+ of", calls)
 
 
-def test_generate_takes_text_on_both_sides_and_every_choice(folder):
+def test_generate_takes_a_prefix_a_suffix_and_all_options_of_decoding(folder):
     made = run(
         "generate", "--model", folder, "--prefix", "def q", "--suffix", " total", "--length", 48, "--calls", 12,
         "--block-size", 16, "--temperature", 0.5, "--top-p", 0.9, "--guidance", 2, "--threshold", 0.8,
@@ -655,15 +658,52 @@ def test_generate_takes_text_on_both_sides_and_every_choice(folder):
     assert made.stdout.endswith(" total\n")
 
 
-def test_generate_takes_a_rule_and_the_guidance_of_the_prior(folder, pipe):
+def test_generate_passes_its_options_on(folder, pipe):
     asked = ["generate", "--model", folder, "--method", "conthendisc", "--calls", 8, "--temperature", 0]
-    made = run(*asked, "--rule", "remask", "--pag-scale", 1, "--format", "jsonl")
-    own = with_drawing(pipe, pag_scale=1.0)
-    expected = own.generate(1, method="conthendisc", calls=8, decoding=Decoding(rule="remask"))
-    assert json.loads(made.stdout) == {
-        "sample": 0, "method": "conthendisc", "seed": 0, "text": expected.texts[0], **vars(expected.costs[0])
-    }  # fmt: skip
-    assert run(*asked, "--rule", "best").exit_code == 2
+    asked += ["--rule", "remask", "--prior-steps", 3, "--format", "jsonl"]
+    knobs = {"calls": 8, "temperature": 0.0, "rule": "remask", "prior_steps": 3, "pag_scale": 1.0}
+    expected = pipe.generate(1, method="conthendisc", **knobs)
+    for flag in ("--pag-scale", "--coherence"):
+        assert json.loads(run(*asked, flag, 1).stdout) == {
+            "sample": 0, "method": "conthendisc", "seed": 0, "text": expected.texts[0], **vars(expected.costs[0])
+        }  # fmt: skip
+
+
+def test_texts_are_printed_as_soon_as_their_batch_is_finished(folder, pipe, monkeypatch):
+    stream = Crocodil.stream_batches
+
+    def first_two_batches(self, count, **options):
+        yield from itertools.islice(stream(self, count, **options), 2)
+        raise ValueError("stopped")
+
+    monkeypatch.setattr(Crocodil, "stream_batches", first_two_batches)
+    asked = ["generate", "--model", folder, "--method", "base", "--count", 3, "--calls", 2, "--batch-size", 1]
+    stopped = run(*asked)
+    assert str(stopped.exception) == "stopped"
+    first, second, _ = pipe.generate(3, method="base", calls=2).texts
+    assert stopped.stdout == f"{first}\n{'-' * 40}\n{second}\n"
+    assert [json.loads(row)["text"] for row in run(*asked, "--format", "jsonl").stdout.splitlines()] == [
+        first,
+        second,
+    ]
+
+
+def test_generate_writes_each_text_to_a_file_of_a_new_folder(folder, pipe, tmp_path):
+    out = tmp_path / "new" / "texts"
+    asked = ["generate", "--model", folder, "--count", 2, "--calls", 2, "--out-dir", out, "--extension", "py"]
+    made = run(*asked)
+    files = [out / "0000.py", out / "0001.py"]
+    assert made.stdout.splitlines() == [str(file) for file in files]
+    assert sorted(out.iterdir()) == files
+    assert [file.read_text() for file in files] == pipe.generate(2, calls=2).texts
+    assert "texts is not empty: texts are never overwritten" in str(run(*asked).exception)
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    row = json.loads(
+        run("generate", "--model", folder, "--calls", 2, "--out-dir", empty, "--format", "jsonl").stdout
+    )
+    assert row["file"] == str(empty / "0000.txt")
+    assert row["text"] == (empty / "0000.txt").read_text()
 
 
 def test_texts_become_registers_in_a_file_and_texts_again(folder, pipe, tmp_path):
@@ -703,10 +743,10 @@ def test_a_difference_marks_what_was_lost_and_what_came_instead():
     assert [str(span.style) for span in shown.spans] == ["red strike", "green"]
 
 
-def test_the_live_view_has_a_block_for_every_hidden_token(pipe):
+def test_a_partial_text_has_a_block_for_every_masked_token(pipe):
     special = pipe.tokenizer.special
     ids = [special.bos, *pipe.tokenizer.encode("def"), special.mask, special.mask, special.eos]
-    assert partly_shown(ids, pipe.tokenizer, special.mask).plain == "def░░"
+    assert partial_text(ids, pipe.tokenizer) == "def░░"
 
 
 @pytest.mark.parametrize(
@@ -714,7 +754,7 @@ def test_the_live_view_has_a_block_for_every_hidden_token(pipe):
     [
         (None, "does not exist"),
         (b" \n", "is empty"),
-        (b"text \xff\xfe", "is no UTF-8 text: byte 5 is 0xff"),
+        (b"text \xff\xfe", "is not UTF-8 text: byte 5 is 0xff"),
         (b"PK\0\0", "is binary, not text"),
     ],
 )
@@ -731,9 +771,9 @@ def test_registers_that_are_none_and_runs_without_models_are_one_line(corpus, fo
     (tmp_path / "file").write_text("nothing")
     for arguments, message in (
         (["decode", tmp_path / "missing"], "missing does not exist"),
-        (["decode", tmp_path / "file"], "is no safetensors file"),
+        (["decode", tmp_path / "file"], "is not a safetensors file"),
         (["decode", folder / "base" / "model.safetensors"], "holds no registers"),
-        (["assemble", tmp_path, "--data", corpus.directory, "--out", tmp_path / "m"], "holds no run"),
+        (["export", tmp_path, "--data", corpus.directory, "--out", tmp_path / "m"], "holds no run"),
     ):
         failed = run(*arguments)
         assert isinstance(failed.exception, ValueError)
@@ -746,7 +786,7 @@ import crocodil.pipeline
 from crocodil.cli import main
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a background shell starts its children deaf to it
 threading.Timer(1, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
-sys.argv = ["crocodil", "generate", "--count", "100000", "--model", sys.argv[1]]
+sys.argv = ["crocodil", "generate", "--count", "100000", "--format", "jsonl", "--model", sys.argv[1]]
 main()
 """
 
@@ -755,7 +795,7 @@ def test_ctrl_c_leaves_no_mess(folder):
     command = [sys.executable, "-c", INTERRUPTED, str(folder)]
     found = subprocess.run(command, capture_output=True, check=False, timeout=120)
     assert found.returncode == 130
-    assert found.stdout == b""
+    assert all(json.loads(row)["text"] is not None for row in found.stdout.splitlines())  # only whole rows
     assert b"Traceback" not in found.stderr
 
 

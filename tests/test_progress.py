@@ -29,6 +29,13 @@ def test_a_bar_moves_within_a_batch_and_says_how_long_still(screen, capsys):
     assert "3/3" in shown
 
 
+def test_what_is_printed_to_a_file_under_a_bar_stays_in_the_file(screen, capsys):
+    with progress("sampling", 3, unit="texts") as advance:
+        print("a text")
+        advance()
+    assert capsys.readouterr().out == "a text\n"
+
+
 def test_work_that_is_expected_to_be_short_has_no_bar(screen, capsys):
     work(worth_s=1000.0)
     assert capsys.readouterr().err == ""

@@ -280,7 +280,7 @@ def test_damaged_rows_are_refused_in_one_line(out, tmp_path, file, content, mess
         row = json.loads((tmp_path / file).read_text().splitlines()[0])
         content = json.dumps({name: row[name] for name in row if name not in ("gen_ppl", "mauve", "entropy")})
     (tmp_path / file).write_text(f"{content}\n")
-    failed = run("reproduce", "report", "--out", tmp_path)
+    failed = run("report", "--out", tmp_path)
     assert isinstance(failed.exception, ValueError), failed.output
     assert message in str(failed.exception)
 
@@ -715,7 +715,7 @@ def test_reproduce_continues_where_it_stopped_and_makes_the_same_report_from_the
     assert rows.read_text().startswith(first)
     assert rows.read_text().count("\n") == before["autoencoder.jsonl"].count(b"\n")
     after = {file.name: file.read_bytes() for file in tmp_path.iterdir() if file.is_file()}
-    assert run("reproduce", "report", "--out", tmp_path).exit_code == 0
+    assert run("report", "--out", tmp_path).exit_code == 0
     assert after == {file.name: file.read_bytes() for file in tmp_path.iterdir() if file.is_file()}
 
 
@@ -727,14 +727,14 @@ def test_a_model_is_measured_at_each_of_its_lengths(folder, corpus, judge_folder
     assert {row["length"] for row in read_rows(tmp_path / "psnr.jsonl")} == {48, 64}
     assert "6/6 psnr, length 64" in made.stderr
     refused = run("reproduce", "psnr", *options, "--length", 100, "--out", tmp_path).exception
-    assert "no model was trained at length 100: there is 48, 64" in str(refused)
+    assert "no model was trained at length 100: choose from 48, 64" in str(refused)
 
 
 def test_reproduce_says_what_is_missing(tmp_path, monkeypatch):
     with monkeypatch.context() as without:
         without.setitem(sys.modules, "rapidfuzz", None)
-        assert "rapidfuzz not found: pip install 'crocodil[eval]'" in str(run("reproduce", "all").exception)
-    assert "--data is needed" in str(run("reproduce", "all").exception)
+        assert "rapidfuzz not installed: pip install 'crocodil[eval]'" in str(run("reproduce", "all").exception)
+    assert "--data is required" in str(run("reproduce", "all").exception)
     assert "conditions.json is missing" in str(run("reproduce", "report", "--out", tmp_path).exception)
 
 

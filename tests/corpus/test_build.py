@@ -508,7 +508,7 @@ def test_the_command_line_shows_packs_and_unpacks_a_corpus(corpus, tmp_path):
     pieces, back = str(tmp_path / "pieces"), str(tmp_path / "back")
     assert command.invoke(cli.app, ["corpus", "pack", str(corpus.directory), "--out", pieces]).exit_code == 0
     assert command.invoke(cli.app, ["corpus", "unpack", pieces, "--out", back]).exit_code == 0
-    assert "is whole" in command.invoke(cli.app, ["corpus", "verify", back]).output
+    assert "all files match" in command.invoke(cli.app, ["corpus", "verify", back]).output
 
 
 def test_a_users_mistake_is_one_clear_line(tmp_path):

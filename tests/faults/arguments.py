@@ -113,8 +113,11 @@ def right_calls(world: World, sandbox: Path) -> dict[str, dict[str, Any]]:
         "interpolate": {"first": world.text(0), "second": world.text(1), "steps": 2, **on_model},
         "verify": {"directory": world.model, "model": world.model},
         "train": training,
-        "assemble": {"directory": world.run, "data": world.corpus, "out": out},
+        "runs show": {"directory": world.run},
+        "runs list": {"directory": world.run.parent},
+        "export": {"directory": world.run, "data": world.corpus, "out": out},
         "reproduce": {"experiments": ["model"], "preset": "tiny", "model": [world.model], "out": out, **judged},
+        "report": {"out": out},
         "evaluate": {"samples": world.texts, "model": world.model, "length": 64, **judged},
         "corpus build": {
             "preset": "python-files", "source": world.files, "out": out, "vocab_size": 300, "processes": 1,

@@ -164,14 +164,14 @@ def runs(world: World, random: Random, sandbox: Path) -> None:
         what = mutate_file(
             random, random.choice([file for file in files_of(run) if file.suffix == ".jsonl"]), mark
         )
-        check(call("train", "show", run))
+        check(call("runs", "show", run))
         return
     files = [run / "run.json", *(file for file in files_of(run) if "model" in file.parts[len(run.parts) :])]
     what = mutate_file(random, random.choice(files), mark)
-    outcome = check(call("assemble", run, "--data", world.corpus, "--out", out))
+    outcome = check(call("export", run, "--data", world.corpus, "--out", out))
     no_code_ran(mark)
     if outcome.code and out.exists():
-        raise Fault(WRONG, f"assemble, {what}: refused, and yet there is a model")
+        raise Fault(WRONG, f"export, {what}: refused, and yet there is a model")
     if not outcome.code:
         check(call("generate", "--model", out, "--device", "cpu", "--calls", "1"))
 
@@ -227,7 +227,7 @@ def results(world: World, random: Random, sandbox: Path) -> None:
     folder, mark = sandbox / "results", sandbox / "mark"
     shutil.copytree(world.results, folder, ignore=shutil.ignore_patterns("*.html", "*.md", "figures"))
     mutate_file(random, random.choice([file for file in files_of(folder) if file.name != "summary.json"]), mark)
-    check(call("reproduce", "report", "--out", folder))
+    check(call("report", "--out", folder))
 
 
 def judges(world: World, random: Random, sandbox: Path) -> None:

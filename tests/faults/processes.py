@@ -51,8 +51,8 @@ JOBS = [
     Job("corpus build, an archive", lambda world, out: world.building(world.sources[1], out / "corpus")),
     *(_stage(stage) for stage in STAGES),
     Job(
-        "assemble",
-        lambda world, out: ["assemble", str(world.run), "--data", str(world.corpus), "--out", str(out / "model")],
+        "export",
+        lambda world, out: ["export", str(world.run), "--data", str(world.corpus), "--out", str(out / "model")],
         share=1.5,
     ),
     Job(

@@ -110,7 +110,7 @@ def prepare_process() -> None:
 
     torch.set_num_threads(1)
     for module in (
-        "cli", "cli.texts", "pipeline", "corpus.build", "corpus.packing", "corpus.summary", "presets.corpora",
+        "cli", "cli.display", "pipeline", "corpus.build", "corpus.packing", "corpus.summary", "presets.corpora",
         "presets.runs", "training.run", "training.journal", "reproduce.experiments", "reproduce.report",
         "reproduce.evaluation",
     ):  # fmt: skip
@@ -127,7 +127,7 @@ def build_world(root: Path) -> World:
     for stage in STAGES:
         _does(*world.training(stage, world.run))
     _stop_stages(world)
-    _does("assemble", world.run, "--data", world.corpus, "--out", world.model, *_QUICK_DRAWS)
+    _does("export", world.run, "--data", world.corpus, "--out", world.model, *_QUICK_DRAWS)
     _does(
         "encode", world.text(0), world.text(1), "--model", world.model, "--device", "cpu", "--out", world.registers
     )

@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file
 
 from crocodil.checkpoints.format import load_model
-from crocodil.cli.train import assemble
+from crocodil.cli.train import export
 from crocodil.corpus.shards import Corpus
 from crocodil.pipeline import Crocodil
 from crocodil.presets.runs import tiny, with_changes
@@ -152,7 +152,7 @@ def test_the_example_runs_once_at_a_time(tmp_path):
 def test_two_exports_at_once_leave_one_complete_model(corpus, done, tmp_path):
     def make(_):
         try:
-            assemble(done, corpus.directory, tmp_path / "model")
+            export(done, corpus.directory, tmp_path / "model")
         except ValueError as error:
             return str(error)
         return ""

@@ -160,7 +160,7 @@ def test_an_estimate_needs_no_folder_and_no_corpus(preset):
         if preset in FROM_PRETRAINED
         else "the built-in model's vocabulary of 8,192"
     )
-    assert f"Assumed, as no --data is given: {assumed}.\n" in found.output
+    assert f"No --data is given, so this is assumed: {assumed}.\n" in found.output
     if preset in FROM_PRETRAINED:
         assert "70,313" in found.output  # 3 epochs in batches of 512
 
@@ -215,7 +215,7 @@ def test_a_damaged_run_file_is_one_line(corpus, tmp_path, text):
     (tmp_path / "run.json").write_bytes(text)
     with pytest.raises(ValueError, match=r"run\.json"):
         read_run_summary(tmp_path)
-    found = invoke("assemble", tmp_path, "--data", corpus.directory, "--out", tmp_path / "model")
+    found = invoke("export", tmp_path, "--data", corpus.directory, "--out", tmp_path / "model")
     assert "run.json" in str(found.exception)
     assert isinstance(found.exception, ValueError)
 

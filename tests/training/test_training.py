@@ -337,18 +337,21 @@ def test_the_command_line_trains_resumes_shows_and_estimates(corpus, tmp_path):
     command, data, out = CliRunner(), str(corpus.directory), str(tmp_path / "run")
     options = ["--preset", "tiny", "--data", data, "--out", out, "--device", "cpu"]
     dry = command.invoke(cli.app, ["train", "base", *options, "--dry-run"])
-    assert "What the run will take" in dry.output
+    assert "What the run needs" in dry.output
     assert not (tmp_path / "run").exists()
     stopped = command.invoke(cli.app, ["train", "base", *options, "--max-minutes", "0.000001"])
-    assert "stopped; go on with --resume" in stopped.output
+    assert "stopped; continue with --resume" in stopped.output
     assert "finished" in command.invoke(cli.app, ["train", "base", *options, "--resume"]).output
-    shown = command.invoke(cli.app, ["train", "show", out]).output
+    shown = command.invoke(cli.app, ["runs", "show", out]).output
     assert "base: loss" in shown
     assert "valid top-1 at mask 0.5" in shown
+    assert command.invoke(cli.app, ["train", "show", out]).output == shown  # the old form
+    listed = command.invoke(cli.app, ["runs", "list", str(tmp_path)]).output
+    assert re.search(r"│ run\s+│ finished │ -\s+│ -\s+│ -\s+│ -\s+│", listed)
     for arguments, message in (
-        (["train", "base", "--preset", "tiny", "--out", out], "--data .* and --out .* are needed"),
-        (["train", "base", out], "only `train show` takes a directory"),
-        (["train", "show", str(tmp_path)], "holds no run"),
+        (["train", "base", "--preset", "tiny", "--out", out], "--data .* and --out .* are required"),
+        (["runs", "show", str(tmp_path)], "holds no run"),
+        (["runs", "list", out], "has no runs: none of its folders has a run.json"),
     ):
         failed = command.invoke(cli.app, arguments)
         assert isinstance(failed.exception, ValueError)

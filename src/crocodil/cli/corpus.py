@@ -1,31 +1,38 @@
-"""`crocodil corpus`: build, look at and move a corpus of programs."""
+"""`crocodil corpus`: build, inspect, verify and move a corpus of programs."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from crocodil.cli.root import app, table
+from crocodil.cli.root import TRAIN, app, table
 
-corpus = typer.Typer(help="Build, look at and move a corpus of programs.", no_args_is_help=True)
-app.add_typer(corpus, name="corpus")
+corpus = typer.Typer(help="Build, inspect, verify and move a training corpus.", no_args_is_help=True)
+app.add_typer(corpus, name="corpus", rich_help_panel=TRAIN)
 
-_OWN = {"python-files": "own_python", "plain-text": "own_text"}  # presets that read what you point them at
+_FROM_SOURCE = {"python-files": "own_python", "plain-text": "own_text"}  # presets that read --source
 _FIXED = {"python-wheels": "python_wheels", "starcoder-python": "starcoder_python"}
+
+
+Directory = Annotated[Path, typer.Argument(metavar="CORPUS", help="The folder of the corpus.")]
 
 
 @corpus.command()
 def build(
-    preset: Annotated[str, typer.Option(help=f"{', '.join([*_FIXED, *_OWN])}")],
-    out: Annotated[Path, typer.Option(help="Where the corpus goes; a build begun there is taken up again.")],
+    preset: Annotated[str, typer.Option(help=f"One of {', '.join([*_FIXED, *_FROM_SOURCE])}.")],
+    out: Annotated[Path, typer.Option(help="Folder for the corpus. An interrupted build in it is continued.")],
     source: Annotated[
         Path | None,
-        typer.Option(help="For python-files and plain-text: a folder, an archive, or .jsonl and .parquet files."),
+        typer.Option(help="For python-files and plain-text: a folder, an archive, or .jsonl or .parquet files."),
     ] = None,
-    tokenizer: Annotated[Path | None, typer.Option(help="An existing tokenizer.json, not a new one.")] = None,
-    vocab_size: Annotated[int, typer.Option(min=260, max=1 << 20, help="Of the new tokenizer.")] = 8192,
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="Use this tokenizer.json instead of training a new one.")
+    ] = None,
+    vocab_size: Annotated[
+        int, typer.Option(min=260, max=1 << 20, help="Vocabulary size of a new tokenizer.")
+    ] = 8192,
     processes: Annotated[
-        int | None, typer.Option(min=1, max=1024, help="How many at once; all cores by default.")
+        int | None, typer.Option(min=1, max=1024, help="Number of worker processes; default: all cores.")
     ] = None,
 ) -> None:
     """Build a corpus: read, filter, deduplicate, split, tokenize."""
@@ -34,14 +41,14 @@ def build(
     from crocodil.corpus.build import build as build_corpus
     from crocodil.presets import corpora
 
-    if preset in _OWN:
+    if preset in _FROM_SOURCE:
         if source is None:
             raise ValueError(f"preset {preset} needs --source: a folder, an archive, or files with a text column")
-        recipe = getattr(corpora, _OWN[preset])(source)
+        recipe = getattr(corpora, _FROM_SOURCE[preset])(source)
     elif preset in _FIXED:
         recipe = getattr(corpora, _FIXED[preset])()
     else:
-        raise ValueError(f"no preset {preset!r}: take one of {', '.join([*_FIXED, *_OWN])}")
+        raise ValueError(f"no preset {preset!r}: choose one of {', '.join([*_FIXED, *_FROM_SOURCE])}")
     recipe = replace(recipe, tokenizer=tokenizer, vocab_size=vocab_size)
     build_corpus(recipe, out, num_processes=processes)
     show(out, samples=0)
@@ -49,13 +56,13 @@ def build(
 
 @corpus.command()
 def show(
-    directory: Path,
-    samples: Annotated[int, typer.Option(min=0, max=1_000_000, help="How many programs to print.")] = 3,
+    directory: Directory,
+    samples: Annotated[int, typer.Option(min=0, max=1_000_000, help="Number of programs to print.")] = 3,
     length: Annotated[
-        int, typer.Option(min=3, max=1 << 20, help="Of the programs that are printed, in tokens.")
+        int, typer.Option(min=3, max=1 << 20, help="Length of the printed programs in tokens.")
     ] = 256,
 ) -> None:
-    """Counts, lengths, licences, what was dropped and why, and a few programs."""
+    """Print counts, lengths, licences, the reasons for dropped files, and a few programs."""
     from rich.console import Console
     from rich.text import Text
 
@@ -63,32 +70,34 @@ def show(
     from crocodil.corpus.shards import Corpus
 
     console = Console()
-    found = Corpus(directory)
-    for rows in summary.tables(found):
+    opened = Corpus(directory)
+    for rows in summary.tables(opened):
         console.print(table(rows))
-    for text in summary.samples(found, count=samples, length=length):
+    for text in summary.samples(opened, count=samples, length=length):
         console.rule(style="dim")
         console.print(Text(text), soft_wrap=True)
-    for warning in summary.warnings(found):
+    for warning in summary.warnings(opened):
         typer.echo(f"crocodil: warning: {warning}", err=True)
 
 
 @corpus.command()
-def card(directory: Path, out: Annotated[Path, typer.Option(help="The Markdown file to write.")]) -> None:
-    """Write down the sources and licences of a corpus, package by package."""
+def card(directory: Directory, out: Annotated[Path, typer.Option(help="Markdown file to write.")]) -> None:
+    """Write a corpus card: the sources and licences, package by package."""
     from crocodil.corpus import summary
     from crocodil.corpus.shards import Corpus
 
     _write(out, "\n".join(summary.card(Corpus(directory))))
-    typer.echo(f"written to {out}")
+    typer.echo(f"wrote {out}")
 
 
 @corpus.command()
 def lock(
-    names: Annotated[Path, typer.Argument(help="A file of package names, separated by blanks.")],
-    out: Annotated[Path, typer.Option(help="The manifest to write.")],
+    names: Annotated[
+        Path, typer.Argument(metavar="FILE", help="A file of package names, separated by whitespace.")
+    ],
+    out: Annotated[Path, typer.Option(help="Manifest to write.")],
 ) -> None:
-    """Pin the newest wheel of each package: name, version and sha256."""
+    """Pin the newest wheel of each package by name, version and SHA-256."""
     from crocodil.corpus.registry import lock as lock_names
     from crocodil.corpus.registry import read_names, without_pin
     from crocodil.runtime.atomic import plain_file
@@ -101,27 +110,29 @@ def lock(
     if not pins:
         raise ValueError(f"none of the {len(listed)} packages of {names} has a wheel: is the registry reachable?")
     _write(out, "".join(f"{pin}\n" for pin in sorted(pins, key=lambda pin: pin.name.lower())))
-    typer.echo(f"{len(pins)} of {len(listed)} packages have a wheel; pinned in {out}")
+    typer.echo(f"pinned {len(pins)} of {len(listed)} packages in {out}")
     if left_out := without_pin(listed, pins):
-        typer.echo(f"crocodil: warning: left out, without a wheel: {', '.join(left_out)}", err=True)
+        typer.echo(f"crocodil: warning: packages without a wheel were left out: {', '.join(left_out)}", err=True)
 
 
 @corpus.command()
-def verify(directory: Path) -> None:
-    """Compare every file of a corpus with its checksum."""
+def verify(directory: Directory) -> None:
+    """Compare every file of a corpus with its SHA-256."""
     from crocodil.corpus.shards import Corpus
 
     Corpus(directory).verify()
-    typer.echo(f"{directory} is whole")
+    typer.echo(f"{directory}: all files match their checksums")
 
 
 @corpus.command()
 def pack(
-    directory: Path,
-    out: Annotated[Path, typer.Option(help="A new folder for the pieces.")],
-    piece_megabytes: Annotated[float, typer.Option(min=0.001, max=1e6, help="At most this large each.")] = 60.0,
+    directory: Directory,
+    out: Annotated[Path, typer.Option(help="New folder for the pieces.")],
+    piece_megabytes: Annotated[
+        float, typer.Option(min=0.001, max=1e6, help="Largest size of a piece in MB.")
+    ] = 60.0,
 ) -> None:
-    """Compress a corpus into pieces, to move it to another machine."""
+    """Compress a corpus into pieces that can be moved to another machine."""
     from crocodil.corpus.packing import pack as pack_corpus
     from crocodil.corpus.shards import Corpus
 
@@ -131,14 +142,14 @@ def pack(
 
 @corpus.command()
 def unpack(
-    pieces: Annotated[Path, typer.Argument(help="The folder that holds all pieces.")],
-    out: Annotated[Path, typer.Option(help="A new folder for the corpus.")],
+    pieces: Annotated[Path, typer.Argument(metavar="DIR", help="The folder with all pieces.")],
+    out: Annotated[Path, typer.Option(help="New folder for the corpus.")],
 ) -> None:
-    """Put a packed corpus together again, and verify it."""
+    """Restore a packed corpus and verify it."""
     from crocodil.corpus.packing import unpack as unpack_corpus
 
     unpack_corpus(pieces, out)
-    typer.echo(f"{out} is whole")
+    typer.echo(f"{out}: all files match their checksums")
 
 
 def _write(file: Path, text: str) -> None:

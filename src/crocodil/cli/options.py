@@ -1,22 +1,29 @@
-"""The options that verbs share. Each is checked when the command line is read, before anything heavy is imported.
+"""The options that commands share. Each is checked when the command line is read, before torch is imported.
 
-The checks are those of the configs that the values end up in (`crocodil.runtime.config`).
+The checks are those of the configs that the values end up in (`crocodil.runtime.config`). `with_knobs_of` makes
+options from the fields of a sampling config, so a new field is at once a new option.
 """
 
+import dataclasses
+import inspect
 from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import typer
 
 from crocodil.cli.root import Format
 from crocodil.pipeline.settings import Method
-from crocodil.processes.plan import RULE_NAMES, rule_name
 from crocodil.runtime import config
+
+# The panels of a command's help.
+TEXT, OUTPUT = "Text", "Output"
+KNOB_PANELS = {"Decoding": "Decoding", "Drawing": "Registers"}
 
 
 def checked(kind: Any) -> Callable[[Any], Any]:
-    """A parser of an option that makes the same check as a config."""
+    """Return a parser for an option that makes the same check as a config."""
 
     def parse(value: Any) -> Any:
         if not isinstance(value, str):  # a default
@@ -29,83 +36,181 @@ def checked(kind: Any) -> Callable[[Any], Any]:
     return parse
 
 
-def number(kind: Any, help: str, *names: str, metavar: str = "NUMBER") -> Any:
-    return typer.Option(*names, parser=checked(kind), metavar=metavar, help=help)
-
-
-def utf8(text: str) -> str:
-    """The command line may hold bytes that are no text."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise typer.BadParameter("is no UTF-8 text") from None
-    return text
-
-
-def device_name(text: str) -> str:
-    """Whether it is there is found out when it is used."""
-    kind, _, index = text.partition(":")
-    if kind not in ("cpu", "cuda") or (index and not (kind == "cuda" and index.isdecimal() and index.isascii())):
-        raise typer.BadParameter(f"no device {text!r}: take cpu, cuda or cuda:N")
-    return text
-
-
-# Names that are known elsewhere too, where torch is loaded; tests/test_cli.py holds them equal.
-Stage = Literal["base", "guided", "registers", "prior", "conditional"]
-StageOrShow = Literal["base", "guided", "registers", "prior", "conditional", "show"]
-Preset = Literal["tiny", "small", "paper", "paper-plus", "paper-one-gpu"]
-Protocol = Literal["full", "quick", "tiny"]
-Split = Literal["valid", "test"]
-Network = Literal["demasker", "encoder", "prior", "conditional", "condition_encoder", "base"]
-Judge = Literal["smollm2-135m", "minilm-l6-v2"]
-Experiment = Literal[
-    "all", "report",
-    "model", "reference", "demasker", "autoencoder", "generation", "memorisation", "seconds", "cpu-seconds",
-    "noise", "interpolation", "psnr", "prdc", "register-count", "refresh", "variants", "variant-autoencoders",
-    "two-sentences",
-]  # fmt: skip
+def number(kind: Any, help: str, *names: str, panel: str | None = None) -> Any:
+    """Return an option for a number with the limits of a config's field."""
+    metavar = "INT" if get_args(kind)[0] is int else "FLOAT"
+    return typer.Option(*names, parser=checked(kind), metavar=metavar, help=help, rich_help_panel=panel)
 
 
 def one_of(names: Any, help: str) -> Any:
     return typer.Option(parser=checked(names), metavar="|".join(get_args(names)), help=help)
 
 
+def utf8(text: str) -> str:
+    """Check that an option is text: a command line may hold any bytes."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise typer.BadParameter("is not UTF-8 text") from None
+    return text
+
+
+def device_name(text: str) -> str:
+    """Check the form of a device name. Whether the device exists is checked when it is used."""
+    kind, _, index = text.partition(":")
+    if kind not in ("cpu", "cuda") or (index and not (kind == "cuda" and index.isdecimal() and index.isascii())):
+        raise typer.BadParameter(f"no device {text!r}: choose cpu, cuda or cuda:N")
+    return text
+
+
+def file_extension(text: str) -> str:
+    extension = text.removeprefix(".")
+    if not (extension.isascii() and extension.isalnum() and len(extension) <= 16):
+        raise typer.BadParameter(f"{text!r} is not a file extension: write py or txt, for example")
+    return extension
+
+
+# ---------------------------------------------------------------- options from the fields of sampling configs
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+_FLAGS = {"num_registers": "--registers"}  # shorter than the field's name
+_OLD_FLAGS = {"pag_scale": "--coherence"}  # still accepted, hidden in the help
+_OLD = "old_"  # the parameter of an old flag is named after the field with this prefix
+
+
+def with_knobs_of(*configs: type) -> Callable[[Command], Command]:
+    """Replace the parameter `knobs` of a command by one option for each field of the configs that has a help text.
+
+    The command gets the values that the user gave, by field name: `{"temperature": 0.5, "prior_steps": 16}`.
+    """
+    options = [option for kind in configs for option in _knob_options(kind)]
+    names = [option.name for option in options]
+
+    def decorate(command: Command) -> Command:
+        parameters = []
+        for parameter in inspect.signature(command).parameters.values():
+            parameters += options if parameter.name == "knobs" else [parameter]
+        signature = inspect.Signature(parameters)
+
+        @wraps(command)
+        def with_options(*args: Any, **kwargs: Any) -> Any:
+            values = signature.bind(*args, **kwargs).arguments
+            given = {name: value for name in names if (value := values.pop(name, None)) is not None}
+            return command(**values, knobs={name.removeprefix(_OLD): value for name, value in given.items()})
+
+        with_options.__signature__ = signature  # type: ignore[attr-defined]
+        with_options.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        return with_options  # type: ignore[return-value]
+
+    return decorate
+
+
+def _knob_options(kind: type) -> list[inspect.Parameter]:
+    types, panel = get_type_hints(kind, include_extras=True), KNOB_PANELS[kind.__name__]
+    result = []
+    for field in dataclasses.fields(kind):
+        if help := field.metadata.get("help"):
+            value_type = _without_none(types[field.name])
+            flag = _FLAGS.get(field.name, f"--{field.name.replace('_', '-')}")
+            if old_flag := _OLD_FLAGS.get(field.name):
+                result.append(_optional(f"{_OLD}{field.name}", value_type, old_flag, hidden=True))
+            result.append(_optional(field.name, value_type, flag, help=help, rich_help_panel=panel))
+    return result
+
+
+def _optional(name: str, value_type: Any, flag: str, **about: Any) -> inspect.Parameter:
+    """Return a parameter for typer. Its default None means: as the model does."""
+    plain = get_args(value_type)[0] if get_origin(value_type) is Annotated else value_type
+    if plain is bool:
+        option = typer.Option(f"{flag}/--no-{flag[2:]}", **about)
+    else:
+        metavar = {int: "INT", float: "FLOAT"}.get(plain, "NAME")
+        option = typer.Option(flag, parser=checked(value_type), metavar=metavar, **about)
+    hint: Any = plain if plain in (bool, int, float) else str
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[hint | None, option]
+    )
+
+
+def _without_none(hint: Any) -> Any:
+    kinds = [kind for kind in get_args(hint) if kind is not type(None)]
+    return kinds[0] if type(None) in get_args(hint) else hint
+
+
+# ---------------------------------------------------------------- names
+
+# Names that are also known in modules that import torch; tests/test_cli.py checks that they are equal.
+Stage = Literal["base", "guided", "registers", "prior", "conditional"]
+Preset = Literal["tiny", "small", "paper", "paper-plus", "paper-one-gpu"]
+Protocol = Literal["full", "quick", "tiny"]
+Split = Literal["valid", "test"]
+Network = Literal["demasker", "encoder", "prior", "conditional", "condition_encoder", "base"]
+Judge = Literal["smollm2-135m", "minilm-l6-v2"]
+Experiment = Literal[
+    "all",
+    "model", "reference", "demasker", "autoencoder", "generation", "memorisation", "seconds", "cpu-seconds",
+    "noise", "interpolation", "psnr", "prdc", "register-count", "refresh", "variants", "variant-autoencoders",
+    "two-sentences",
+]  # fmt: skip
+
+# ---------------------------------------------------------------- options of several commands
+
 Model = Annotated[str, typer.Option(help="A model folder, or builtin.")]
 Device = Annotated[
     str | None,
+    typer.Option(parser=device_name, metavar="DEVICE", help="cpu, cuda or cuda:N; default: cuda if available."),
+]
+MethodName = Annotated[
+    Method,
     typer.Option(
-        parser=device_name, metavar="DEVICE", help="cpu, cuda or cuda:N; the accelerator where there is one."
+        help="base: no registers. conthendisc: registers from the prior. conwithindisc: drawn again half way.",
+        rich_help_panel=TEXT,
     ),
 ]
-Calls = Annotated[int | None, number(config.Length, "Of the demasker; one for every sixteen tokens by default.")]
-Length = Annotated[int | None, number(config.Length, "Of the canvas in tokens; the model's own by default.")]
-Seed = Annotated[int, number(config.Seed, "The same seed gives the same texts.")]
-Count = Annotated[int, number(config.Count, "How many texts.")]
-BlockSize = Annotated[int | None, number(config.Length, "Fill blocks of this size from left to right.")]
-Temperature = Annotated[float | None, number(config.Temperature, "0 takes the most probable tokens.")]
-TopP = Annotated[float | None, number(config.TopP, "Draw among the most probable tokens.")]
-Guidance = Annotated[
-    float | None, number(config.Guidance, "How strongly registers guide; not 1: twice the calls.")
+Count = Annotated[int, number(config.Count, "Number of texts.", panel=TEXT)]
+Length = Annotated[
+    int | None, number(config.Length, "Length of the canvas in tokens; default: the model's.", panel=TEXT)
 ]
-PagScale = Annotated[
-    float | None, number(config.PagScale, "How much registers must fit together: fluency against variety.")
+Seed = Annotated[int, number(config.Seed, "The same seed gives the same texts.", panel=TEXT)]
+Prefix = Annotated[
+    str, typer.Option(parser=utf8, metavar="TEXT", help="Begin with this text.", rich_help_panel=TEXT)
 ]
-Threshold = Annotated[
-    float | None, number(config.Share, "Reveal all tokens more probable than this: fewer calls where it is easy.")
+Suffix = Annotated[
+    str, typer.Option(parser=utf8, metavar="TEXT", help="End with this text.", rich_help_panel=TEXT)
 ]
-Rule = Annotated[
-    str | None,
+FirstRegisters = Annotated[
+    int | None, number(config.Width, "Use only the first registers of each text; default: all.", "--registers")
+]
+InterpolationSteps = Annotated[int, number(config.Steps, "Number of texts, both ends included.")]
+TextFormat = Annotated[
+    Format,
+    typer.Option("--format", help="jsonl: one row of JSON per text, with its cost.", rich_help_panel=OUTPUT),
+]
+OutDir = Annotated[
+    Path | None,
     typer.Option(
-        parser=checked(config.checked_by(rule_name)),
-        metavar="RULE",
-        help=f"{', '.join(RULE_NAMES)}.",
+        metavar="DIR",
+        help="Write each text to a file of this new folder: 0000.txt, 0001.txt, ...",
+        rich_help_panel=OUTPUT,
     ),
 ]
-MethodName = Annotated[Method, typer.Option(help="Where the registers come from that guide the text.")]
-Guiding = Annotated[int | None, number(config.Width, "Guided by the first so many of those drawn.", "--registers")]
-NumRegisters = Annotated[int | None, number(config.Width, "Decode the first of them only.", "--registers")]
-InterpolationSteps = Annotated[int, number(config.Steps, "How many texts, both ends included.")]
-As = Annotated[Format, typer.Option("--format", help="jsonl: a row for each text, with its cost.")]
-Timings = Annotated[bool, typer.Option("--timings", help="Rows hold seconds, which differ from run to run.")]
-Verbose = Annotated[bool, typer.Option("--verbose", help="Print what the texts cost in calls and NFE, too.")]
-Texts = Annotated[list[Path], typer.Argument(metavar="FILE", help="Texts.")]
+Extension = Annotated[
+    str,
+    typer.Option(
+        parser=file_extension, metavar="NAME", help="Extension of the files in --out-dir.", rich_help_panel=OUTPUT
+    ),
+]
+BatchSize = Annotated[
+    int | None,
+    number(config.Count, "Texts per batch; small batches print earlier. Default: by free memory.", panel=OUTPUT),
+]
+Show = Annotated[bool, typer.Option("--show", help="Watch the tokens of one text appear.", rich_help_panel=OUTPUT)]
+Timings = Annotated[
+    bool,
+    typer.Option("--timings", help="Add seconds to the rows of --format jsonl.", rich_help_panel=OUTPUT),
+]
+Verbose = Annotated[
+    bool, typer.Option("--verbose", help="Also print the cost in calls and NFE.", rich_help_panel=OUTPUT)
+]
+Texts = Annotated[list[Path], typer.Argument(metavar="FILE", help="Text files.")]

@@ -1,17 +1,37 @@
-"""What all verbs share: the application, tables, and one clear line instead of a traceback."""
+"""What all commands share: the application, its help panels, tables, and one-line errors instead of tracebacks."""
 
 import os
 import sys
 import warnings
 from enum import StrEnum
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperGroup
 
 import crocodil
 
+# The panels of `crocodil --help`.
+USE, TRAIN, MEASURE = "Use a model", "Train a model", "Measure and reproduce"
+
+# Commands that were renamed still work under their old names, which the help does not show.
+_OLD_NAMES = {
+    ("assemble",): ["export"],
+    ("train", "show"): ["runs", "show"],
+    ("reproduce", "report"): ["report"],
+}
+
+
+class _Commands(TyperGroup):
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        for old, new in _OLD_NAMES.items():
+            if tuple(args[: len(old)]) == old:
+                args = [*new, *args[len(old) :]]
+        return super().parse_args(ctx, args)
+
+
 app = typer.Typer(
-    help="Masked diffusion for language, guided by continuous registers.",
+    cls=_Commands,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
@@ -19,13 +39,13 @@ app = typer.Typer(
 
 
 class Format(StrEnum):
-    """Of texts on stdout."""
+    """The format of texts on stdout."""
 
     TEXT = "text"
     JSONL = "jsonl"
 
 
-def _version(asked: bool) -> bool:
+def _print_version(asked: bool) -> bool:
     if asked:
         typer.echo(f"crocodil {crocodil.__version__}")
         raise typer.Exit
@@ -35,40 +55,43 @@ def _version(asked: bool) -> bool:
 @app.callback()
 def about(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Masked diffusion for language, guided by continuous registers."""
+    """CRoCoDiL: a masked diffusion language model that is guided by continuous registers.
+
+    Start with `crocodil generate`: a small model of Python code is built in.
+    """
 
 
 def table(rows: "list[tuple[str, ...]]") -> object:
-    """First row title, second row heads; numbers to the right. Cells are printed as they are, markup and all."""
+    """Return a table: the first row is its title, the second its heads. Markup in cells is not interpreted."""
     from rich.table import Table
     from rich.text import Text
 
     (title,), heads, *body = rows
-    made = Table(title=Text(title, style="table.title"), title_justify="left")
-    for number, head in enumerate(heads):
-        is_number = body and number and body[0][number][:1].isdigit()
-        made.add_column(Text(head), justify="right" if is_number else "left")
+    result = Table(title=Text(title, style="table.title"), title_justify="left")
+    for column, head in enumerate(heads):
+        is_number = body and column and body[0][column][:1].isdigit()
+        result.add_column(Text(head), justify="right" if is_number else "left")
     for row in body:
-        made.add_row(*map(Text, row))
-    return made
+        result.add_row(*map(Text, row))
+    return result
 
 
-# New versions of typer carry a click of their own, so that the class of all usage errors is found by its name.
+# New versions of typer contain their own copy of click, so the class of all usage errors is found by its name.
 _CLICK_ERRORS = [base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException"]
 _UsageError: type[Exception] = _CLICK_ERRORS[0]
 
 
 def main() -> None:
-    """Run a verb; a user's mistake, a damaged file or a lack of room is one clear line instead of a traceback."""
-    warnings.formatwarning = lambda message, *_: f"crocodil: {message}\n"  # one line, without a place in our code
+    """Run a command. A wrong option, a damaged file or too little memory is a one-line error, not a traceback."""
+    warnings.formatwarning = lambda message, *_: f"crocodil: {message}\n"  # one line, without our file and line
     try:
         status = app(standalone_mode=False)
     except _UsageError as error:
         _fail(error.format_message(), 2)  # type: ignore[attr-defined]
-    except BrokenPipeError:  # whoever read our output has seen enough
+    except BrokenPipeError:  # the reader of our output closed it, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except (ValueError, OSError, ArithmeticError) as error:
@@ -76,14 +99,14 @@ def main() -> None:
     except (MemoryError, RuntimeError) as error:
         if not (isinstance(error, MemoryError) or "memory" in str(error)):
             raise
-        _fail("there is not enough memory: take a smaller batch, a shorter length or another device", 1)
+        _fail("out of memory: use a smaller batch, a shorter length or another device", 1)
     except (KeyboardInterrupt, typer.Abort):
         _fail("stopped", 130)
     sys.exit(status)
 
 
 def _fail(message: str, status: int) -> NoReturn:
-    if message:  # none where the help was printed
+    if message:  # empty when the help was printed
         line = " ".join(message.replace("Value error, ", "").split("\n"))
         line = line.encode("utf-8", "backslashreplace").decode()
         typer.echo(f"crocodil: {line}", err=True)

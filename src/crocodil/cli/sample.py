@@ -1,6 +1,6 @@
-"""`crocodil generate`, `autoencode`, `encode`, `decode`, `interpolate` and `verify`: what a model can do.
+"""The commands that use a model: `generate`, `autoencode`, `interpolate`, `encode`, `decode` and `verify`.
 
-Results go to stdout, everything else to stderr. Arguments are checked before torch is imported.
+Results go to stdout, everything else to stderr. Options are checked before torch is imported.
 """
 
 from pathlib import Path
@@ -9,112 +9,137 @@ from typing import Annotated, Any
 import typer
 
 from crocodil.cli import options
-from crocodil.cli.root import Format, app
+from crocodil.cli.root import USE, Format, app
+from crocodil.cli.texts import NewFolder, printable, read_text
 from crocodil.pipeline.settings import BUILTIN, SETTINGS_FILE, Method, Settings, model_folder, read_settings
-from crocodil.processes.plan import DecodePlan
+from crocodil.sampling.configs import Decoding, Drawing, with_knobs
 
 
-@app.command()
+@app.command(rich_help_panel=USE)
+@options.with_knobs_of(Decoding, Drawing)
 def generate(
+    *,
     method: options.MethodName = Method.CON_WITHIN_DISC,
     count: options.Count = 1,
     length: options.Length = None,
-    calls: options.Calls = None,
     seed: options.Seed = 0,
-    prefix: Annotated[str, typer.Option(parser=options.utf8, help="Text that is given at the beginning.")] = "",
-    suffix: Annotated[str, typer.Option(parser=options.utf8, help="Text that is given at the end.")] = "",
-    registers: options.Guiding = None,
-    block_size: options.BlockSize = None,
-    temperature: options.Temperature = None,
-    top_p: options.TopP = None,
-    guidance: options.Guidance = None,
-    pag_scale: options.PagScale = None,
-    rule: options.Rule = None,
-    threshold: options.Threshold = None,
-    model: options.Model = BUILTIN,
-    format: options.As = Format.TEXT,
-    show: Annotated[bool, typer.Option("--show", help="Watch the tokens of a sample appear.")] = False,
+    prefix: options.Prefix = "",
+    suffix: options.Suffix = "",
+    knobs: dict[str, Any],
+    format: options.TextFormat = Format.TEXT,
+    out_dir: options.OutDir = None,
+    extension: options.Extension = "txt",
+    batch_size: options.BatchSize = None,
+    show: options.Show = False,
     timings: options.Timings = False,
     verbose: options.Verbose = False,
+    model: options.Model = BUILTIN,
     device: options.Device = None,
 ) -> None:
-    """Generate texts: from registers of the prior, or without any."""
-    _plan(_settings(model), length, calls, block_size)
-    from crocodil.cli.texts import print_texts, watching
+    """Generate texts and print each as soon as its batch is finished.
+
+    Options for decoding and registers that are not given take the defaults of the model.
+    """
+    settings = _settings(model)
+    defaults = Decoding() if method is Method.BASE else settings.decoding
+    with_knobs(defaults, settings.drawing, knobs)[0].plan(settings.canvas(length))  # raises if calls do not fit
+    folder = None if out_dir is None else NewFolder(out_dir, extension)
+    from crocodil.cli.display import Printer, Totals, watching
     from crocodil.pipeline import Crocodil, Given
 
     pipe = Crocodil.from_pretrained(model, device=device)
-    asked: dict[str, Any] = {
-        "calls": calls,
-        "block_size": block_size,
-        "temperature": temperature,
-        "top_p": top_p,
-        "guidance": guidance,
-        "rule": rule,
-        "threshold": threshold,
-        "pag_scale": pag_scale,
-        "num_registers": registers,
-    }
-    knobs = {name: value for name, value in asked.items() if value is not None}
+    printer = Printer(format, timings=timings, about={"method": str(method), "seed": seed}, folder=folder)
+    totals, given = Totals(), Given(prefix=prefix, suffix=suffix)
     with watching(pipe, show) as on_call:
-        made = pipe.generate(
+        for batch in pipe.stream_batches(
             count,
             method=method,
             length=length,
             seed=seed,
-            given=Given(prefix=prefix, suffix=suffix),
+            given=given,
+            batch_size=batch_size,
             on_call=on_call,
             **knobs,
-        )
-    about = {"method": str(method), "seed": seed}
-    print_texts(made, format, timings=timings, about=about, verbose=verbose)
+        ):
+            for text, cost in zip(batch.texts, batch.costs, strict=True):
+                printer.add(text, cost, batch.seconds / len(batch.texts))
+            totals.add(batch)
+    totals.print(verbose=verbose)
 
 
-@app.command()
+@app.command(rich_help_panel=USE)
+@options.with_knobs_of(Decoding)
 def autoencode(
     files: options.Texts,
-    calls: options.Calls = None,
-    registers: options.NumRegisters = None,
-    model: options.Model = BUILTIN,
+    *,
+    registers: options.FirstRegisters = None,
+    knobs: dict[str, Any],
     verbose: options.Verbose = False,
+    model: options.Model = BUILTIN,
     device: options.Device = None,
 ) -> None:
-    """Encode texts and decode their registers: what differs, and by how much."""
+    """Encode texts to registers, decode them again, and print the differences."""
     texts = [read_text(file) for file in files]
     _settings(model)
     from rich.console import Console
 
-    from crocodil.cli.texts import difference, fitting, summarise
+    from crocodil.cli.display import Totals, difference, fitting
     from crocodil.metrics import character_error_rate
     from crocodil.pipeline import Crocodil
 
     pipe = Crocodil.from_pretrained(model, device=device)
     texts = [fitting(pipe, text, file) for text, file in zip(texts, files, strict=True)]
-    made = pipe.autoencode(texts, calls=calls, num_registers=registers, cut=True)
+    made = pipe.autoencode(texts, num_registers=registers, cut=True, **knobs)
     console = Console(soft_wrap=True, highlight=False, markup=False)
-    for file, text, found in zip(files, texts, made.texts, strict=True):
-        console.print(f"---- CER {character_error_rate(text, found):.4f}: {printable(file)}")
-        console.print(difference(text, found, coloured=console.is_terminal))
-    summarise(made, verbose=verbose)
+    for file, text, decoded in zip(files, texts, made.texts, strict=True):
+        console.print(f"---- CER {character_error_rate(text, decoded):.4f}: {printable(file)}")
+        console.print(difference(text, decoded, coloured=console.is_terminal))
+    Totals(made).print(verbose=verbose)
 
 
-@app.command()
+@app.command(rich_help_panel=USE)
+@options.with_knobs_of(Decoding)
+def interpolate(
+    first: Annotated[Path, typer.Argument(metavar="A", help="The first text file.")],
+    second: Annotated[Path, typer.Argument(metavar="B", help="The second text file.")],
+    *,
+    steps: options.InterpolationSteps = 5,
+    knobs: dict[str, Any],
+    format: options.TextFormat = Format.TEXT,
+    timings: options.Timings = False,
+    verbose: options.Verbose = False,
+    model: options.Model = BUILTIN,
+    device: options.Device = None,
+) -> None:
+    """Print texts between two texts: interpolate their registers and decode them."""
+    texts = [read_text(first), read_text(second)]
+    _settings(model)
+    from crocodil.cli.display import fitting, print_texts
+    from crocodil.pipeline import Crocodil
+
+    pipe = Crocodil.from_pretrained(model, device=device)
+    a, b = (fitting(pipe, text, file) for text, file in zip(texts, (first, second), strict=True))
+    made = pipe.interpolate(a, b, steps, cut=True, **knobs)
+    print_texts(made, format, timings=timings, verbose=verbose)
+
+
+@app.command(rich_help_panel=USE)
 def encode(
     files: options.Texts,
     out: Annotated[Path, typer.Option(help="The .safetensors file to write.")],
     split: Annotated[
-        bool, typer.Option("--split", help="Encode a long text piece by piece; without, it is cut with a warning.")
+        bool, typer.Option("--split", help="Encode a long text in pieces. Without it, long texts are cut.")
     ] = False,
     model: options.Model = BUILTIN,
     device: options.Device = None,
 ) -> None:
-    """Write the registers of texts, with the names of the files and the length of the canvas."""
+    """Encode texts and write their registers to a file."""
     from crocodil.runtime.atomic import plain_file
 
     texts = [read_text(file) for file in files]
     plain_file(out)
     _settings(model)
-    from crocodil.cli.texts import fitting, write_registers
+    from crocodil.cli.display import fitting, write_registers
     from crocodil.pipeline import Crocodil
 
     pipe = Crocodil.from_pretrained(model, device=device)
@@ -128,99 +153,45 @@ def encode(
     typer.echo(f"{out}: {' x '.join(map(str, registers.shape))} (texts, registers, width)", err=True)
 
 
-@app.command()
+@app.command(rich_help_panel=USE)
+@options.with_knobs_of(Decoding)
 def decode(
-    file: Annotated[Path, typer.Argument(help="Registers, as `crocodil encode` writes them.")],
-    calls: options.Calls = None,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Registers that `crocodil encode` wrote.")],
+    *,
     length: options.Length = None,
-    registers: options.NumRegisters = None,
-    model: options.Model = BUILTIN,
-    format: options.As = Format.TEXT,
+    registers: options.FirstRegisters = None,
+    knobs: dict[str, Any],
+    format: options.TextFormat = Format.TEXT,
     timings: options.Timings = False,
     verbose: options.Verbose = False,
+    model: options.Model = BUILTIN,
     device: options.Device = None,
 ) -> None:
-    """Turn registers back into texts."""
+    """Decode registers from a file to texts."""
     if not file.is_file():
-        raise ValueError(f"{printable(file)} does not exist, or is no file")
+        raise ValueError(f"{printable(file)} does not exist or is not a file")
     if length is not None:
         _settings(model).canvas(length)
-    from crocodil.cli.texts import print_texts, read_registers
+    from crocodil.cli.display import print_texts, read_registers
     from crocodil.pipeline import Crocodil
 
     stored = read_registers(file)
     pipe = Crocodil.from_pretrained(model, device=device)
-    made = pipe.decode(stored.registers[:, :registers], calls=calls, length=length)
-    print_texts(made, format, timings=timings, about={}, verbose=verbose, files=stored.files)
+    made = pipe.decode(stored.registers[:, :registers], length=length, **knobs)
+    print_texts(made, format, timings=timings, verbose=verbose, files=stored.files)
 
 
-@app.command()
-def interpolate(
-    first: Annotated[Path, typer.Argument(metavar="A", help="A text.")],
-    second: Annotated[Path, typer.Argument(metavar="B", help="Another one.")],
-    steps: options.InterpolationSteps = 5,
-    calls: options.Calls = None,
-    model: options.Model = BUILTIN,
-    format: options.As = Format.TEXT,
-    timings: options.Timings = False,
-    verbose: options.Verbose = False,
-    device: options.Device = None,
-) -> None:
-    """Texts on the way from one to another."""
-    texts = [read_text(first), read_text(second)]
-    _settings(model)
-    from crocodil.cli.texts import fitting, print_texts
-    from crocodil.pipeline import Crocodil
-
-    pipe = Crocodil.from_pretrained(model, device=device)
-    a, b = (fitting(pipe, text, file) for text, file in zip(texts, (first, second), strict=True))
-    made = pipe.interpolate(a, b, steps, cut=True, calls=calls)
-    print_texts(made, format, timings=timings, about={}, verbose=verbose)
-
-
-@app.command()
+@app.command(rich_help_panel=USE)
 def verify(
-    model: Annotated[str, typer.Argument(help="A model folder, or builtin.")] = BUILTIN,
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A model folder, or builtin.")] = BUILTIN,
 ) -> None:
-    """Compare every file of a model with its SHA-256. Loading makes a quicker check of its own."""
+    """Compare every file of a model with its SHA-256."""
     from crocodil.checkpoints.checksums import verify as verify_folder
 
     folder = model_folder(model)
-    typer.echo(f"{folder} is whole: {verify_folder(folder)} files are as they were written")
-
-
-# ---------------------------------------------------------------- checked before anything heavy is imported
+    typer.echo(f"{folder}: all {verify_folder(folder)} files match their checksums")
 
 
 def _settings(model: str) -> Settings:
+    """Read the settings of a model: a missing or damaged model is an error before torch is imported."""
     return read_settings(model_folder(model) / SETTINGS_FILE)
-
-
-def _plan(settings: Settings, length: int | None, calls: int | None, block_size: int | None) -> DecodePlan:
-    return DecodePlan.usual(settings.canvas(length), block_size=block_size, num_calls=calls)
-
-
-def read_text(file: Path) -> str:
-    """A text file, or one line about what else it is."""
-    name = printable(file)
-    if not file.exists():
-        raise ValueError(f"{name} does not exist")
-    if file.is_dir():
-        raise ValueError(f"{name} is a folder: name the files in it")
-    if not file.is_file():
-        raise ValueError(f"{name} is a pipe or a device, not a file")
-    content = file.read_bytes()
-    if not content.strip():
-        raise ValueError(f"{name} is empty")
-    try:
-        text = content.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{name} is no UTF-8 text: byte {error.start} is {content[error.start]:#04x}") from None
-    if "\0" in text:
-        raise ValueError(f"{name} is binary, not text")
-    return text
-
-
-def printable(file: Path) -> str:
-    """The name of a file, whatever bytes it has."""
-    return str(file).encode("utf-8", "backslashreplace").decode()

@@ -1,71 +1,80 @@
-"""`crocodil train`, and `crocodil assemble`, which makes a model of a finished run."""
+"""`crocodil train`; `crocodil runs`, which shows runs; `crocodil export`, which makes a model from a run."""
 
 import math
 from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from crocodil.cli import options
-from crocodil.cli.root import app, table
-from crocodil.runtime import config
+from crocodil.cli.root import TRAIN, app, table
+from crocodil.sampling.configs import Decoding, Drawing, with_knobs
+
+runs = typer.Typer(help="Show training runs.", no_args_is_help=True)
+app.add_typer(runs, name="runs", rich_help_panel=TRAIN)
 
 
 def _above_zero(minutes: float | None) -> float | None:
-    """A range would let nan pass."""
+    """Check a time limit; typer's own range check accepts nan."""
     if minutes is not None and not 0 < minutes < math.inf:
-        raise typer.BadParameter(f"{minutes} is no number above 0: leave it out for no limit")
+        raise typer.BadParameter(f"{minutes} is not a number above 0: leave the option out for no limit")
     return minutes
 
 
-@app.command()
+@app.command(rich_help_panel=TRAIN)
 def train(
     stage: Annotated[
         str,
         typer.Argument(
-            parser=options.checked(options.StageOrShow),
+            parser=options.checked(options.Stage),
             metavar="STAGE",
-            help="base, guided, registers, prior, conditional; or: show",
+            help="base, guided, registers, prior or conditional; usually trained in this order.",
         ),
     ],
-    directory: Annotated[Path | None, typer.Argument(help="With show: the directory of a run.")] = None,
-    preset: Annotated[str, options.one_of(options.Preset, "The run as a value.")] = "small",
-    data: Annotated[Path | None, typer.Option(help="The corpus.")] = None,
-    out: Annotated[Path | None, typer.Option(help="The run: each stage has its folder in it.")] = None,
+    preset: Annotated[str, options.one_of(options.Preset, "Sizes and settings of the run.")] = "small",
+    data: Annotated[Path | None, typer.Option(help="The folder of the corpus.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The folder of the run; each stage gets a folder in it.")
+    ] = None,
     source: Annotated[
-        Path | None, typer.Option("--from", help="Another run, whose earlier stages are built upon.")
+        Path | None, typer.Option("--from", help="Take the earlier stages from this run instead of --out.")
     ] = None,
     max_minutes: Annotated[
-        float | None, typer.Option(callback=_above_zero, help="Save and stop after this long.")
+        float | None, typer.Option(callback=_above_zero, help="Save and stop after this many minutes.")
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue from the newest checkpoint.")] = False,
     changes: Annotated[
-        list[str] | None, typer.Option("--set", help="A field of the run: guided_objective.register_cosine=1.0")
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="FIELD=VALUE",
+            help="Change a field of the preset, e.g. guided_objective.register_cosine=1.0; may be repeated.",
+        ),
     ] = None,
     llada: Annotated[Path | None, typer.Option(help="For the paper's presets: the folder of LLaDA-8B.")] = None,
-    qwen: Annotated[Path | None, typer.Option(help="And of Qwen3-Embedding-0.6B.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what the run will take, and stop.")] = False,
+    qwen: Annotated[
+        Path | None, typer.Option(help="For the paper's presets: the folder of Qwen3-Embedding-0.6B.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print parameters, steps and memory of all stages, and exit.")
+    ] = False,
     gpus: Annotated[
-        int, typer.Option(min=1, max=100_000, help="With --dry-run: how many devices share the run.")
+        int, typer.Option(min=1, max=100_000, help="With --dry-run: the number of devices that share the run.")
     ] = 1,
     device: options.Device = None,
 ) -> None:
-    """Train one stage of a run, or show how a run went. On several devices: torchrun -m crocodil.cli train ..."""
-    if stage == "show":
-        if directory is None:
-            raise ValueError("crocodil train show needs the directory of a run")
-        return _show_run(directory)
-    if directory is not None:
-        raise ValueError(f"{directory}: only `train show` takes a directory; a stage has --data and --out")
+    """Train one stage of a run. On several devices: torchrun -m crocodil.cli train ..."""
     if dry_run:
-        return _show_estimates(stage, preset, data, llada, qwen, changes or (), gpus)
+        _show_estimates(stage, preset, data, llada, qwen, changes or (), gpus)
+        return
     if data is None or out is None:
-        raise ValueError("--data (a corpus) and --out (the run) are needed")
+        raise ValueError("--data (the corpus) and --out (the run) are required")
     from crocodil.corpus.shards import Corpus
 
-    found = Corpus(data)
-    found.require("train", "valid")
+    corpus = Corpus(data)
+    corpus.require("train", "valid")
 
     from crocodil.presets.runs import preset as preset_of
     from crocodil.presets.runs import with_changes
@@ -75,14 +84,13 @@ def train(
     from crocodil.training.run_config import Pretrained
     from crocodil.training.stage_setup import Workspace
 
-    where = checked_device(device or default_device())
-    run = with_changes(preset_of(preset, found, Pretrained(llada=llada, qwen=qwen)), changes or ())
-    with process_group(where) as ranks:
-        workspace = Workspace(found, out, source or out, ranks)
+    device = checked_device(device or default_device())
+    run = with_changes(preset_of(preset, corpus, Pretrained(llada=llada, qwen=qwen)), changes or ())
+    with process_group(device) as ranks:
+        workspace = Workspace(corpus, out, source or out, ranks)
         finished = run_stage(stage, run, workspace, resume=resume, max_minutes=max_minutes)
         if ranks.is_main:
-            typer.echo(f"{out / stage}: " + ("finished" if finished else "stopped; go on with --resume"))
-    return None
+            typer.echo(f"{out / stage}: " + ("finished" if finished else "stopped; continue with --resume"))
 
 
 def _show_estimates(
@@ -94,7 +102,7 @@ def _show_estimates(
     changes: Collection[str],
     num_devices: int,
 ) -> None:
-    """Of all stages; without a corpus one is assumed."""
+    """Print what each stage of the run needs. Without a corpus, its size is assumed."""
     from rich.console import Console
 
     from crocodil.corpus.shards import Corpus
@@ -106,25 +114,27 @@ def _show_estimates(
 
     if stage not in STAGES:
         raise ValueError(f"no stage {stage!r}: the stages are {', '.join(STAGES)}")
-    found, assumed = assumed_corpus(preset) if data is None else (Corpus(data), "")
-    run = with_changes(preset_of(preset, found, Pretrained(llada=llada, qwen=qwen)), changes)
-    heads = ("stage", "trained, M", "frozen, M", "steps", "batch", "positions, M", "GB a device")
+    corpus, assumed = assumed_corpus(preset) if data is None else (Corpus(data), "")
+    run = with_changes(preset_of(preset, corpus, Pretrained(llada=llada, qwen=qwen)), changes)
+    heads = ("stage", "trained, M", "frozen, M", "steps", "batch", "positions, M", "GB per device")
     rows = [
         (
-            one.stage,
-            *(f"{count / 1e6:,.1f}" for count in (one.trained, one.frozen)),
-            *(f"{count:,}" for count in (one.steps, one.batch)),
-            f"{one.tokens / 1e6:,.1f}",
-            f"{one.gigabytes:.1f}",
+            estimate.stage,
+            *(f"{count / 1e6:,.1f}" for count in (estimate.trained, estimate.frozen)),
+            *(f"{count:,}" for count in (estimate.steps, estimate.batch)),
+            f"{estimate.tokens / 1e6:,.1f}",
+            f"{estimate.gigabytes:.1f}",
         )
-        for one in estimates(run, num_devices=num_devices)
+        for estimate in estimates(run, num_devices=num_devices)
     ]
-    Console(width=max(Console().width, 100)).print(table([("What the run will take",), heads, *rows]))
+    Console(width=max(Console().width, 100)).print(table([("What the run needs",), heads, *rows]))
     if assumed:
-        typer.echo(f"Assumed, as no --data is given: {assumed}.")
+        typer.echo(f"No --data is given, so this is assumed: {assumed}.")
 
 
-def _show_run(directory: Path) -> None:
+@runs.command()
+def show(directory: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of the run.")]) -> None:
+    """Print the latest metrics and the loss curve of every stage of a run."""
     from rich.console import Console
 
     from crocodil.training.journal import curves, last_values
@@ -137,72 +147,93 @@ def _show_run(directory: Path) -> None:
         console.print(plot, markup=False, highlight=False)
 
 
-@app.command()
-def assemble(
-    directory: Annotated[Path, typer.Argument(help="The run, with stage guided finished at least.")],
-    data: Annotated[Path, typer.Option(help="The corpus it was trained on.")],
-    out: Annotated[Path, typer.Option(help="A new folder for the model.")],
-    without: Annotated[
-        list[str] | None, options.one_of(options.Network, "A network to leave out: base, say.")
-    ] = None,
-    int8: Annotated[bool, typer.Option("--int8", help="Round matrices to int8: a quarter of the size.")] = False,
-    prior_steps: Annotated[int | None, options.number(config.Steps, "Of a draw from the prior.")] = None,
-    refresh_steps: Annotated[int | None, options.number(config.Steps, "Of a draw half way.")] = None,
-    eta: Annotated[float | None, options.number(config.Share, "Of both: 0 is DDIM, 1 all noise anew.")] = None,
-    pag_scale: options.PagScale = None,
-    registers: options.Guiding = None,
-    rule: options.Rule = None,
-    temperature: options.Temperature = None,
-    top_p: options.TopP = None,
+@runs.command(name="list")
+def list_runs(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A folder of runs.")] = Path(),
 ) -> None:
-    """Make a model folder of the finished stages of a run; settings that are not given are the paper's."""
+    """List the runs in a folder and how far each stage is."""
+    from rich.console import Console
+
+    from crocodil.training.run import STAGES
+    from crocodil.training.run_config import RUN_FILE
+
+    folders = sorted(file.parent for file in directory.glob(f"*/{RUN_FILE}"))
+    if not folders:
+        raise ValueError(f"{directory} has no runs: none of its folders has a {RUN_FILE}")
+    rows = [(folder.name, *(_progress_of(folder, stage) for stage in STAGES)) for folder in folders]
+    Console().print(table([(f"Runs in {directory}",), ("run", *STAGES), *rows]))
+
+
+def _progress_of(run: Path, stage: str) -> str:
+    from crocodil.training.journal import METRICS_FILE, read_rows
+    from crocodil.training.run_config import read_run_summary
+
+    if stage == "registers":
+        caches = [f"{split}-{length}" for length in read_run_summary(run).lengths for split in ("train", "valid")]
+        is_finished = all((run / stage / cache).is_dir() for cache in caches)
+    else:
+        is_finished = (run / stage / "model").is_dir()
+    if is_finished:
+        return "finished"
+    rows = read_rows(run / stage) if (run / stage / METRICS_FILE).is_file() else []
+    return f"step {rows[-1]['step']:,}" if rows else "-"
+
+
+@app.command(rich_help_panel=TRAIN)
+@options.with_knobs_of(Decoding, Drawing)
+def export(
+    directory: Annotated[Path, typer.Argument(metavar="RUN", help="The run; stage guided must be finished.")],
+    data: Annotated[Path, typer.Option(help="The corpus of the run.")],
+    out: Annotated[Path, typer.Option(help="New folder for the model.")],
+    *,
+    without: Annotated[
+        list[str] | None, options.one_of(options.Network, "Leave out this network, e.g. base; may be repeated.")
+    ] = None,
+    int8: Annotated[
+        bool, typer.Option("--int8", help="Store matrices in int8: a quarter of the size on disk.")
+    ] = False,
+    knobs: dict[str, Any],
+) -> None:
+    """Make a model folder from the finished stages of a run.
+
+    Sampling options become the model's defaults; those that are not given are the paper's.
+    """
     from crocodil.corpus.shards import TOKENIZER_FILE, Corpus
 
     corpus = Corpus(data)
     if not directory.is_dir():
-        raise ValueError(f"{directory} holds no run: it is no folder")
+        raise ValueError(f"{directory} holds no run: it is not a folder")
     if out.exists():
-        raise ValueError(f"{out} exists: models are never overwritten, choose another directory")
+        raise ValueError(f"{out} exists: models are never overwritten, choose another folder")
     from crocodil.pipeline import Crocodil, Settings
-    from crocodil.sampling.configs import Decoding, Drawing, with_knobs
     from crocodil.training.run_config import read_run_summary
 
     run = read_run_summary(directory)
-    found = _finished_networks(directory, without or ())
-    if "demasker" not in found:
-        raise ValueError(f"{directory} has no finished stage guided: there is nothing to make a model of")
-    asked: dict[str, Any] = {
-        "prior_steps": prior_steps,
-        "refresh_steps": refresh_steps,
-        "eta": eta,
-        "pag_scale": pag_scale,
-        "num_registers": registers,
-        "rule": rule,
-        "temperature": temperature,
-        "top_p": top_p,
+    networks = _finished_networks(directory, without or ())
+    if "demasker" not in networks:
+        raise ValueError(f"{directory} has no finished stage guided: train it, then export")
+    defaults = Settings(length=run.lengths[0], lengths=run.lengths)
+    trained_with = {
+        "largest_offset": run.prior_objective.largest_offset,
+        "time_shift": run.prior_objective.time_shift,
     }
-    objective = run.prior_objective
-    decoding, drawing = with_knobs(
-        Decoding(temperature=1.0),
-        Drawing(largest_offset=objective.largest_offset, time_shift=objective.time_shift),
-        {name: value for name, value in asked.items() if value is not None},
-    )
-    settings = Settings(length=run.lengths[0], lengths=run.lengths, decoding=decoding, drawing=drawing)
+    decoding, drawing = with_knobs(defaults.decoding, defaults.drawing, trained_with | knobs)
+    settings = replace(defaults, decoding=decoding, drawing=drawing)
     qwen = run.pretrained.qwen
     model = Crocodil.assemble(
-        found,
+        networks,
         tokenizer=corpus.directory / TOKENIZER_FILE,
         encoder_tokenizer=None if qwen is None else qwen / TOKENIZER_FILE,
         settings=settings,
         device="cpu",
     )
     model.save_pretrained(out, int8=int8)
-    typer.echo(f"{out}: {', '.join(found)}")
+    typer.echo(f"{out}: {', '.join(networks)}")
 
 
 def _finished_networks(directory: Path, without: Collection[str]) -> dict[str, Path]:
-    found = {name: directory / path for name, path in _NETWORKS.items() if name not in without}
-    return {name: path for name, path in found.items() if path.exists()}
+    paths = {name: directory / path for name, path in _NETWORKS.items() if name not in without}
+    return {name: path for name, path in paths.items() if path.exists()}
 
 
 # Where a run keeps the networks of a model.

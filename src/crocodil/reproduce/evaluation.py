@@ -1,7 +1,7 @@
 """What `crocodil evaluate` does: evaluate one model with one setting, or texts from any other model."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from crocodil.reproduce.context import Context, held_out
 from crocodil.reproduce.protocol import FULL
 from crocodil.reproduce.store import Row, commit
 from crocodil.reproduce.sweep import decoding_row, generate_with, quality_and_cost
+from crocodil.sampling.configs import with_knobs
 
 MIN_TEXTS_FOR_MAUVE = 200  # on each side: with fewer, MAUVE is near 1 even for texts that have little in common
 
@@ -23,21 +24,18 @@ def evaluate_model(
     evaluator: Evaluator,
     *,
     method: Method,
-    calls: int | None = None,
-    temperature: float | None = None,
-    rule: str | None = None,
+    knobs: Mapping[str, Any] | None = None,
     count: int,
     split: str,
     seed: int,
 ) -> Row:
-    """Generate as `pipe.generate` does, and evaluate against a split. None stands for the model's settings."""
+    """Generate texts and evaluate them against a split. `knobs` change fields of the model's sampling configs."""
+    decoding, drawing = with_knobs(pipe.decoding_for(method), pipe.settings.drawing, dict(knobs or {}))
+    pipe = replace(pipe, settings=replace(pipe.settings, drawing=drawing))
     protocol = replace(FULL, name="evaluate", num_samples=count, num_swept=count)
     context = Context.for_model(
         pipe, corpus=corpus, evaluator=evaluator, protocol=protocol, results=Path(), seed=seed
     )
-    options: dict[str, Any] = {"calls": calls, "temperature": temperature, "rule": rule}
-    changes = {name: value for name, value in options.items() if value is not None}
-    decoding = replace(context.pipe.decoding_for(method), **changes)
     made = generate_with(context.pipe, method)(count, seed=seed, decoding=decoding)
     reference, other_real = context.reference(split), context.texts(split, 2 * count)[count:]
     return {

@@ -55,7 +55,8 @@ def _bar(what: str, total: int, unit: str, console: Console, worth_s: float) -> 
         TimeRemainingColumn(),
         TextColumn("{task.fields[note]}", style="dim", markup=False),  # a file name may look like markup
     )
-    bars = Progress(*columns, console=console)
+    # On a screen, texts that are printed meanwhile go above the bar; in a file or pipe they must stay unchanged.
+    bars = Progress(*columns, console=console, redirect_stdout=sys.stdout.isatty())
     task = bars.add_task(what, total=total, note="")
     started_at, done = time.monotonic(), 0.0
 
