@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 import crocodil
-from crocodil.processes.plan import TOKENS_A_CALL
+from crocodil.processes.plan import TOKENS_PER_CALL
 from crocodil.reproduce.document import Block, Picture, Section, Table, Text, as_html, as_markdown, number
 from crocodil.reproduce.experiments import (
     ablations,
@@ -184,7 +184,7 @@ def _model_table(models: Sequence[Row]) -> Table:
         "steps of the prior": "prior_steps",
         "steps of a refresh": "refresh_steps",
         "share of fresh noise in them (eta)": "eta",
-        "coherence": "coherence",
+        "pag_scale": "pag_scale",
     }
     body = [[name, *(f"{row[key]:,}" for row in models)] for name, key in lines.items()]
     return Table(heads, body, "The model")
@@ -326,7 +326,7 @@ def _points(own: Results) -> dict[str, Row]:
     points = {}
     for method in distinct(rows, "method"):
         match = found.get(method)
-        wanted = max(1, real["length"] // TOKENS_A_CALL) if match is None else match.method.calls
+        wanted = max(1, real["length"] // TOKENS_PER_CALL) if match is None else match.method.calls
         points[method] = min(select(rows, method=method), key=lambda row: abs(math.log(row["calls"] / wanted)))
     return points
 
@@ -341,7 +341,7 @@ MEASURES: Mapping[str, Callable[[Results], Any]] = {
     "prior_steps": lambda own: own["model"][0]["prior_steps"],
     "refresh_steps": lambda own: own["model"][0]["refresh_steps"],
     "eta": lambda own: own["model"][0]["eta"],
-    "coherence": lambda own: own["model"][0]["coherence"],
+    "pag_scale": lambda own: own["model"][0]["pag_scale"],
     "num_samples": lambda own: own["reference"][0]["num_samples"],
     "base_compute_share": lambda own: {
         "demasker and encoder": own["model"][0]["base_compute_share"],

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from crocodil.pipeline import Choices, Crocodil, Generation, Method
+from crocodil.pipeline import Crocodil, Generation, Method
 from crocodil.presets.runs import ABLATIONS
 from crocodil.processes.registers import block_ends
 from crocodil.reproduce import published
@@ -14,7 +14,8 @@ from crocodil.reproduce.experiments.autoencoder import autoencoder_row
 from crocodil.reproduce.experiments.demasker_curves import missing
 from crocodil.reproduce.experiments.generation import QUALITY_HEADS, methods, panels, quality_lines
 from crocodil.reproduce.store import Job, Row, distinct, select
-from crocodil.reproduce.sweep import Contestant, contest, method_of, plain, quietly
+from crocodil.reproduce.sweep import Contestant, contest, method_of, plain
+from crocodil.sampling.configs import Decoding
 
 REGISTER_COUNT_TITLE = "Number of registers (App. G i)"
 REFRESH_TITLE = "Moment of the refresh (App. G ii)"
@@ -57,12 +58,10 @@ def compute_register_count(lab: Lab) -> list[Row]:
     return contest(lab, "register-count", at_all_calls(lab, contestants))
 
 
-def generate_from(
-    pipe: Crocodil, num_registers: int, count: int, *, calls: int, seed: int, choices: Choices
-) -> Generation:
+def generate_from(pipe: Crocodil, num_registers: int, count: int, *, seed: int, decoding: Decoding) -> Generation:
     """ConThenDisc from the first drawn registers; all were paid for."""
     registers, spent = drawn(pipe, count, seed=seed).first(num_registers)
-    made = pipe.decode(registers, calls=calls, seed=seed, choices=choices, on_call=quietly)
+    made = pipe.decode(registers, seed=seed, decoding=decoding, show_progress=False)
     nfe, flop_nfe = price(pipe, spent, num_registers=num_registers)
     return replace(made, nfe=made.nfe + nfe, flop_nfe=made.flop_nfe + flop_nfe)
 
@@ -76,7 +75,7 @@ def compute_refresh(lab: Lab) -> list[Row]:
     contestants = [
         Contestant(
             {"refresh": "never" if fraction is None else f"@{fraction:.2f}"},
-            method_of(lab.pipe, Method.CON_WITHIN_DISC, refresh_fractions=() if fraction is None else (fraction,)),
+            method_of(lab.pipe, Method.CON_WITHIN_DISC, refresh_at=() if fraction is None else (fraction,)),
             GENERATING,
             like=plain(lab.pipe, Method.CON_WITHIN_DISC),
         )

@@ -1,7 +1,6 @@
 """Does a model copy? The longest run of tokens that its programs share with training programs."""
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from statistics import fmean
 
 import numpy as np
@@ -21,7 +20,7 @@ REAL = "real"
 
 def compute(lab: Lab) -> list[Row]:
     """One row for everyone: the training tokens are read once for all."""
-    chosen = {"chosen": {str(method): asdict(own_candidate(lab.pipe, method)) for method in methods(lab.pipe)}}
+    chosen = {"chosen": {str(method): own_candidate(lab.pipe, method) for method in methods(lab.pipe)}}
     job = Job({"at": "default calls"}, lambda: {**chosen, "runs": _measured(lab)}, chosen=chosen)
     return lab.store.compute("memorisation", [job])
 

@@ -4,14 +4,14 @@ import copy
 import math
 import platform
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 
 from crocodil.metrics import Measured, QualityPoint, SpeedUp, own_best, speedup_at_matched_quality
-from crocodil.pipeline import Choices, Crocodil, Generation, Method
+from crocodil.pipeline import Crocodil, Generation, Method
 from crocodil.pipeline.folder import NETWORKS
 from crocodil.reproduce import published
 from crocodil.reproduce.context import COPYING, DRAWING, Lab
@@ -34,14 +34,14 @@ from crocodil.reproduce.sweep import (
     CRITERION,
     Contestant,
     candidate_of,
-    choices_for,
     contest,
+    decoding_of,
     method_of,
     own_candidate,
     plain,
-    quietly,
     used_by,
 )
+from crocodil.sampling.configs import Decoding
 from crocodil.sampling.cost import num_parameters
 
 TITLE = "Generation (Figs. 6 and 10)"
@@ -76,13 +76,13 @@ def methods(pipe: Crocodil) -> list[Method]:
     ]
 
 
-def decode_encoded(lab: Lab, count: int, *, calls: int, seed: int, choices: Choices) -> Generation:
+def decode_encoded(lab: Lab, count: int, *, seed: int, decoding: Decoding) -> Generation:
     """As many registers of training programs as guide a generation."""
     prior = lab.pipe.conditional if lab.pipe.prior is None else lab.pipe.prior
     assert prior is not None
-    kept = lab.pipe.settings.num_registers or prior.config.num_registers
+    kept = lab.pipe.settings.drawing.num_registers or prior.config.num_registers
     registers = lab.pipe.encode(lab.texts("train", count), cut=True)[:, :kept]
-    return lab.pipe.decode(registers, calls=calls, seed=seed, choices=choices, on_call=quietly)
+    return lab.pipe.decode(registers, seed=seed, decoding=decoding, show_progress=False)
 
 
 # ---------------------------------------------------------------- what is normal, and how long it takes
@@ -117,10 +117,8 @@ def compute_seconds(lab: Lab) -> list[Row]:
 
 def _clocked(lab: Lab, point: Row) -> Row:
     count = lab.setting.num_clocked
-    choices = choices_for(lab.pipe, point["method"], candidate_of(point))
-    generate = partial(
-        method_of(lab.pipe, Method(point["method"])), count, calls=point["calls"], seed=lab.seed, choices=choices
-    )
+    decoding = replace(decoding_of(lab.pipe, point["method"]), calls=point["calls"], **candidate_of(point))
+    generate = partial(method_of(lab.pipe, Method(point["method"])), count, seed=lab.seed, decoding=decoding)
     generate()  # shapes that are new are compiled and recorded here
     return {**{name: point[name] for name in CHOSEN}, "seconds": generate().seconds / count, "num_samples": count}
 
@@ -144,7 +142,7 @@ def compute_cpu_seconds(lab: Lab) -> list[Row]:
             {"method": str(method)},
             partial(_cpu_row, lab, method),
             uses=used_by(lab.pipe, method),
-            chosen=asdict(own_candidate(lab.pipe, method)),
+            chosen=own_candidate(lab.pipe, method),
         )
         for method in methods(lab.pipe)
     ]
@@ -155,12 +153,12 @@ def _cpu_row(lab: Lab, method: Method) -> Row:
     count, all_threads = lab.setting.num_timed, torch.get_num_threads()
     torch.set_num_threads(min(lab.setting.cpu_threads, all_threads))
     try:
-        made = on_cpu(lab.pipe).generate(count, method=method, seed=lab.seed, batch_size=1, on_call=quietly)
+        made = on_cpu(lab.pipe).generate(count, method=method, seed=lab.seed, batch_size=1, show_progress=False)
         threads = torch.get_num_threads()
     finally:
         torch.set_num_threads(all_threads)
     return {
-        **asdict(own_candidate(lab.pipe, method)),
+        **own_candidate(lab.pipe, method),
         "calls": made.costs[0].demasker_calls,
         "cpu_seconds": made.seconds / count,
         "threads": threads,
