@@ -1,7 +1,7 @@
-"""Distributed training: ranks, sharded weights, and checkpoints that any number of ranks can load.
+"""Training with several processes: ranks, sharded weights, and checkpoints that any number of ranks can load.
 
-torchrun starts the processes, FSDP2 shards weights, gradients and moments, and DCP writes and reads the shards as
-safetensors (its default format is a pickle). A single process needs no process group.
+torchrun starts the processes, FSDP2 shards weights, gradients and moments, and DCP writes and reads the shards (as
+safetensors, since its own format is a pickle). A single process needs no process group and has no overhead.
 """
 
 import logging
@@ -30,7 +30,7 @@ from crocodil.runtime.atomic import finish_directory, locked, unfinished_directo
 
 @dataclass(frozen=True)
 class Ranks:
-    """The rank of this process, the number of ranks, and the device of this rank."""
+    """The rank of this process, the number of ranks, and the device of this process."""
 
     rank: int = 0
     count: int = 1
@@ -38,21 +38,21 @@ class Ranks:
 
     @property
     def is_main(self) -> bool:
-        """Whether this is the main process, which prints and finishes files."""
+        """Whether this is rank 0, the one that logs, shows progress and writes shared files."""
         return self.rank == 0
 
     def share(self, indices: range) -> range:
-        """Return this rank's part of a batch, or of another range that all ranks divide among themselves."""
-        edges = [indices.start + len(indices) * rank // self.count for rank in (self.rank, self.rank + 1)]
-        return range(*edges)
+        """Return this rank's contiguous part of a range that all ranks process together."""
+        start, stop = (indices.start + len(indices) * rank // self.count for rank in (self.rank, self.rank + 1))
+        return range(start, stop)
 
     def any(self, flag: bool) -> bool:
-        """Return whether the flag is set on any rank. The hosts communicate; no device is synchronised."""
+        """Whether the flag is set on any rank. The reduction runs on the CPU, so it does not wait for a device."""
         if self.count == 1:
             return flag
-        votes = torch.tensor(int(flag))
-        dist.all_reduce(votes)
-        return bool(votes)
+        num_set = torch.tensor(int(flag))
+        dist.all_reduce(num_set)
+        return bool(num_set)
 
     def gather(self, value: Float[Tensor, ""]) -> Float[Tensor, "ranks"]:
         """Return the values of all ranks."""
@@ -63,75 +63,75 @@ class Ranks:
         dist.all_reduce(values)
         return values
 
-    def wait(self) -> None:
-        """Wait until all ranks have called this."""
+    def barrier(self) -> None:
+        """Wait until all ranks have reached this call."""
         self.any(False)
 
-    def agree(self, text: str) -> str:
+    def broadcast(self, text: str) -> str:
         """Return the text of the main rank on all ranks."""
         texts = [text]
         if self.count > 1:
             dist.broadcast_object_list(texts)
         return texts[0]
 
-    def once(self, action: Callable[[], object]) -> None:
-        """Run an action on the main rank only. Its errors are raised on all ranks, so that none waits for ever."""
-        fault = ""
+    def on_main(self, action: Callable[[], object]) -> None:
+        """Run an action on the main rank only. If it fails, all ranks raise, so that none waits for the others."""
+        message = ""
         if self.is_main:
             try:
                 action()
             except (ValueError, OSError) as error:
                 if self.count == 1:
                     raise
-                fault = str(error)
-        if fault := self.agree(fault):
-            raise ValueError(fault)
+                message = str(error)
+        if message := self.broadcast(message):
+            raise ValueError(message)
 
 
 @contextmanager
-def ranks(device: str) -> Iterator[Ranks]:
-    """Join the processes that torchrun started, one per device; without torchrun there is one rank."""
+def process_group(device: str) -> Iterator[Ranks]:
+    """Join the process group of torchrun, one process per device; without torchrun, yield a single rank."""
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         yield Ranks(device=device)
         return
     if device.startswith("cuda:"):
-        raise ValueError(f"torchrun assigns a device to each process: use cuda, not {device}")
+        raise ValueError(f"--device {device}: with torchrun each process gets its own device, use --device cuda")
     if device == "cuda":
         local_rank, num_devices = int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
         if local_rank >= num_devices:
-            raise ValueError(f"process {local_rank} has no device: start at most {num_devices} per machine")
+            raise ValueError(f"local rank {local_rank} has no GPU: start at most {num_devices} processes per node")
         device = f"cuda:{local_rank}"
         torch.cuda.set_device(device)
     dist.init_process_group("cpu:gloo,cuda:nccl" if device.startswith("cuda") else "gloo")
     try:
         with warnings.catch_warnings():
-            # A network's output may be a view. FSDP2 warns in case of in-place writes, which no loss makes.
+            # A network's output may be a view. FSDP2 warns about in-place writes to it, which no loss does.
             warnings.filterwarnings("ignore", "FSDP2-wrapped module")
             yield Ranks(dist.get_rank(), dist.get_world_size(), device)
-        dist.barrier()  # no rank leaves while others may still communicate with it
+        dist.barrier()  # no rank exits while others may still send to it
     finally:
         dist.destroy_process_group()
 
 
 def shard(modules: Iterable[nn.Module], blocks: Iterable[nn.Module], ranks: Ranks, *, bf16: bool) -> None:
-    """Shard with FSDP2: every rank keeps part of each weight and gathers a block only to compute it."""
+    """Shard modules with FSDP2: each rank keeps a part of every weight; a block is gathered only while it runs."""
     if ranks.count == 1:
         return
     mesh = init_device_mesh(ranks.device.split(":")[0], (ranks.count,))
-    # Weights are gathered in half precision and gradients summed in float32. Inputs are not cast: rotary angles
-    # would lose too much precision.
+    # Weights are gathered in bfloat16, gradients are reduced in float32. Inputs are not cast: rotary angles need
+    # float32.
     policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
     for module in (*blocks, *modules):
         fully_shard(module, mesh=mesh, mp_policy=policy if bf16 else MixedPrecisionPolicy())
 
 
-def local(tensor: Tensor) -> Tensor:
+def local_shard(tensor: Tensor) -> Tensor:
     """Return the part of a tensor that this rank holds."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def whole(tensor: Tensor) -> Tensor:
-    """Return the whole tensor, on every rank."""
+def full_tensor(tensor: Tensor) -> Tensor:
+    """Return the complete tensor, gathered from all ranks."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
@@ -143,44 +143,44 @@ def save_tensors(tensors: Mapping[str, Tensor], directory: Path) -> None:
 
 
 def load_tensors(tensors: Mapping[str, Tensor], directory: Path) -> None:
-    """Load values into tensors by name, whatever number of ranks wrote them."""
+    """Fill tensors in place from the files of `save_tensors`, which any number of ranks may have written."""
     with _plain_errors():
         load(dict(tensors), storage_reader=HuggingFaceStorageReader(str(directory)))
 
 
 @contextmanager
-def whole_directory_of_all(target: Path, ranks: Ranks) -> Iterator[Path]:
-    """Yield a temporary directory for all ranks; on success it becomes `target`, which must not exist yet."""
-    unfinished = Path(ranks.agree(str(unfinished_directory(target)) if ranks.is_main else ""))
+def whole_directory_for_ranks(target: Path, ranks: Ranks) -> Iterator[Path]:
+    """Yield a directory that all ranks write into; on success it becomes `target`, which must not exist yet."""
+    unfinished = Path(ranks.broadcast(str(unfinished_directory(target)) if ranks.is_main else ""))
     try:
         yield unfinished
-        ranks.wait()
+        ranks.barrier()
         if ranks.is_main:
             finish_directory(unfinished, target)
-        ranks.wait()
+        ranks.barrier()
     finally:
         if ranks.is_main:
             shutil.rmtree(unfinished, ignore_errors=True)
 
 
 @contextmanager
-def locked_by_all(directory: Path, ranks: Ranks) -> Iterator[None]:
-    """Hold the lock of a directory; the main rank holds it for all ranks."""
+def locked_for_ranks(directory: Path, ranks: Ranks) -> Iterator[None]:
+    """Lock a directory against other runs; the main rank holds the lock for all ranks."""
     with ExitStack() as lock:
-        ranks.once(lambda: lock.enter_context(locked(directory)))
+        ranks.on_main(lambda: lock.enter_context(locked(directory)))
         yield
 
 
 @contextmanager
 def _plain_errors() -> Iterator[None]:
-    """Turn DCP's combined exception into an OSError of one line, and silence its single-process warning."""
-    logging.disable(logging.ERROR)  # torch would log the whole traceback
+    """Turn DCP's exception, which wraps the errors of all ranks, into a one-line OSError; hide its warnings."""
+    logging.disable(logging.ERROR)  # torch would log a traceback of the same error
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized")
             yield
     except CheckpointException as error:
         rank, (cause, _) = next(iter(error.failures.items()))
-        raise OSError(f"the checkpoint failed on rank {rank}: {cause}") from error
+        raise OSError(f"reading or writing the checkpoint failed on rank {rank}: {cause}") from error
     finally:
         logging.disable(logging.NOTSET)

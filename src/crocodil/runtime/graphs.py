@@ -22,18 +22,17 @@ def eager(step: Callable[..., Any], key: Hashable, inputs: Inputs) -> Any:
 class Recorder:
     """Records the first step of each key and shape, and replays it for the following ones.
 
-    By default recordings share their memory. PyTorch allows this if they are replayed in the order in which they
-    were recorded, like the calls of decoding.
+    Recordings share their memory. PyTorch allows that where they are replayed in the order in which they were
+    made, as the calls of a decoding are.
     """
 
-    def __init__(self, *, share_memory: bool = True) -> None:
-        self.share_memory = share_memory
+    def __init__(self) -> None:
         self.forget()
 
     def forget(self) -> None:
         """Delete all recordings and free their memory."""
         self.recordings: dict[Hashable, Recording] = {}
-        self.pool = torch.cuda.graph_pool_handle() if self.share_memory else None
+        self.pool = torch.cuda.graph_pool_handle()
 
     def __call__(self, step: Callable[..., Any], key: Hashable, inputs: Inputs) -> Any:
         shapes = tuple(None if tensor is None else (tensor.shape, tensor.dtype) for tensor in inputs)

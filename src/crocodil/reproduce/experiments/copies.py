@@ -6,11 +6,11 @@ from statistics import fmean
 import numpy as np
 
 from crocodil.metrics import Run, longest_training_runs
-from crocodil.reproduce.context import Lab
+from crocodil.reproduce.context import Context
 from crocodil.reproduce.document import Block, Section, Table, Text, number
 from crocodil.reproduce.experiments.generation import methods, named
 from crocodil.reproduce.store import Job, Row
-from crocodil.reproduce.sweep import method_of, own_candidate
+from crocodil.reproduce.sweep import generate_with, own_candidate
 
 TITLE = "Memorisation"
 SHORTEST = 16  # tokens; what is shorter is no run
@@ -18,17 +18,17 @@ LONG = 50  # tokens: a run beyond this is a copy rather than an idiom
 REAL = "real"
 
 
-def compute(lab: Lab) -> list[Row]:
+def compute(context: Context) -> list[Row]:
     """One row for everyone: the training tokens are read once for all."""
-    chosen = {"chosen": {str(method): own_candidate(lab.pipe, method) for method in methods(lab.pipe)}}
-    job = Job({"at": "default calls"}, lambda: {**chosen, "runs": _measured(lab)}, chosen=chosen)
-    return lab.store.compute("memorisation", [job])
+    chosen = {"chosen": {str(method): own_candidate(context.pipe, method) for method in methods(context.pipe)}}
+    job = Job({"at": "default calls"}, lambda: {**chosen, "runs": _measured(context)}, chosen=chosen)
+    return context.store.compute("memorisation", [job])
 
 
-def _measured(lab: Lab) -> dict[str, Row]:
-    texts = _texts(lab)
-    samples = {who: lab.pipe.tokenizer.encode_all(some) for who, some in texts.items()}
-    training = [shard.tokens for shard in lab.corpus.shards("train")]
+def _measured(context: Context) -> dict[str, Row]:
+    texts = _texts(context)
+    samples = {who: context.pipe.tokenizer.encode_all(some) for who, some in texts.items()}
+    training = [shard.tokens for shard in context.corpus.shards("train")]
     runs = longest_training_runs([one for some in samples.values() for one in some], training, shortest=SHORTEST)
     found, start = {}, 0
     for who, some in samples.items():
@@ -37,11 +37,14 @@ def _measured(lab: Lab) -> dict[str, Row]:
     return found
 
 
-def _texts(lab: Lab) -> dict[str, list[str]]:
+def _texts(context: Context) -> dict[str, list[str]]:
     """Of every method as a user gets them, and as many real programs that nobody trained on."""
-    count = lab.setting.num_samples
-    made = {str(method): method_of(lab.pipe, method)(count, seed=lab.seed).texts for method in methods(lab.pipe)}
-    return {**made, REAL: lab.texts("test", count)}
+    count = context.protocol.num_samples
+    made = {
+        str(method): generate_with(context.pipe, method)(count, seed=context.seed).texts
+        for method in methods(context.pipe)
+    }
+    return {**made, REAL: context.texts("test", count)}
 
 
 def described(runs: Sequence[Run]) -> Row:

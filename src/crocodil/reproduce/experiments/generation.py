@@ -14,7 +14,7 @@ from crocodil.metrics import Measured, QualityPoint, SpeedUp, own_best, speedup_
 from crocodil.pipeline import Crocodil, Generation, Method
 from crocodil.pipeline.folder import NETWORKS
 from crocodil.reproduce import published
-from crocodil.reproduce.context import COPYING, DRAWING, Lab
+from crocodil.reproduce.context import AUTOENCODER_PARTS, DRAWING, Context
 from crocodil.reproduce.document import (
     Block,
     Listing,
@@ -32,14 +32,14 @@ from crocodil.reproduce.store import Job, Row, distinct, select
 from crocodil.reproduce.sweep import (
     CHOSEN,
     CRITERION,
-    Contestant,
+    Sampler,
     candidate_of,
-    contest,
+    choose_and_measure,
     decoding_of,
-    method_of,
+    generate_with,
     own_candidate,
-    plain,
-    used_by,
+    parts_used_by,
+    sampler_of,
 )
 from crocodil.sampling.configs import Decoding
 from crocodil.sampling.cost import num_parameters
@@ -52,18 +52,18 @@ QUALITATIVE_CALLS = (256, 128, 64, 32)  # App. G
 LARGEST_ON_CPU = 2_000_000_000  # parameters of a demasker that is timed there
 
 
-def compute(lab: Lab) -> list[Row]:
-    contestants = [plain(lab.pipe, method) for method in methods(lab.pipe)]
-    if len(contestants) > 1:
-        drawn = plain(lab.pipe, Method.CON_THEN_DISC)
-        decoded = partial(decode_encoded, lab)
-        contestants.append(Contestant({"method": ENCODED}, decoded, (*COPYING, DRAWING), like=drawn))
+def compute(context: Context) -> list[Row]:
+    samplers = [sampler_of(context.pipe, method) for method in methods(context.pipe)]
+    if len(samplers) > 1:
+        drawn = sampler_of(context.pipe, Method.CON_THEN_DISC)
+        decoded = partial(decode_encoded, context)
+        samplers.append(Sampler({"method": ENCODED}, decoded, (*AUTOENCODER_PARTS, DRAWING), tuned_as=drawn))
     entries = [
-        (contestant, calls)
-        for contestant in contestants
-        for calls in lab.setting.calls(lab.length, guided=contestant.key["method"] != Method.BASE)
+        (sampler, calls)
+        for sampler in samplers
+        for calls in context.protocol.calls(context.length, guided=sampler.key["method"] != Method.BASE)
     ]
-    return contest(lab, "generation", entries)
+    return choose_and_measure(context, "generation", entries)
 
 
 def methods(pipe: Crocodil) -> list[Method]:
@@ -76,49 +76,51 @@ def methods(pipe: Crocodil) -> list[Method]:
     ]
 
 
-def decode_encoded(lab: Lab, count: int, *, seed: int, decoding: Decoding) -> Generation:
+def decode_encoded(context: Context, count: int, *, seed: int, decoding: Decoding) -> Generation:
     """As many registers of training programs as guide a generation."""
-    prior = lab.pipe.conditional if lab.pipe.prior is None else lab.pipe.prior
+    prior = context.pipe.conditional if context.pipe.prior is None else context.pipe.prior
     assert prior is not None
-    kept = lab.pipe.settings.drawing.num_registers or prior.config.num_registers
-    registers = lab.pipe.encode(lab.texts("train", count), cut=True)[:, :kept]
-    return lab.pipe.decode(registers, seed=seed, decoding=decoding, show_progress=False)
+    kept = context.pipe.settings.drawing.num_registers or prior.config.num_registers
+    registers = context.pipe.encode(context.texts("train", count), cut=True)[:, :kept]
+    return context.pipe.decode(registers, seed=seed, decoding=decoding, show_progress=False)
 
 
 # ---------------------------------------------------------------- what is normal, and how long it takes
 
 
-def compute_reference(lab: Lab) -> list[Row]:
+def compute_reference(context: Context) -> list[Row]:
     """Real programs, judged as generated ones are: valid against test is as good as MAUVE gets."""
-    return lab.store.compute("reference", [Job({"split": "test"}, partial(_reference_row, lab), uses=())])
+    return context.store.compute("reference", [Job({"split": "test"}, partial(_reference_row, context), uses=())])
 
 
-def _reference_row(lab: Lab) -> Row:
-    real = lab.references["test"]
-    likeness = lab.court.likeness(real.features, lab.references["valid"].features)
-    return {**likeness, **real.fluency, "num_samples": len(real)}
+def _reference_row(context: Context) -> Row:
+    real = context.reference("test")
+    mauves = context.evaluator.mauve_row(real.features, context.reference("valid").features)
+    return {**mauves, **real.scores, "num_samples": len(real)}
 
 
-def compute_seconds(lab: Lab) -> list[Row]:
+def compute_seconds(context: Context) -> list[Row]:
     """Every point of the generation again, for the clock alone: its own seconds hold compiling and recording."""
-    points = [row for row in lab.store.rows("generation") if row["method"] in list(Method)]
+    points = [row for row in context.store.rows("generation") if row["method"] in list(Method)]
     jobs = [
         Job(
             {"method": row["method"], "calls": row["calls"]},
-            partial(_clocked, lab, row),
+            partial(_clocked, context, row),
             work=row["calls"],
-            uses=used_by(lab.pipe, Method(row["method"])),
+            uses=parts_used_by(context.pipe, Method(row["method"])),
             chosen={name: row[name] for name in CHOSEN},
         )
         for row in points
     ]
-    return lab.store.compute("seconds", jobs)
+    return context.store.compute("seconds", jobs)
 
 
-def _clocked(lab: Lab, point: Row) -> Row:
-    count = lab.setting.num_clocked
-    decoding = replace(decoding_of(lab.pipe, point["method"]), calls=point["calls"], **candidate_of(point))
-    generate = partial(method_of(lab.pipe, Method(point["method"])), count, seed=lab.seed, decoding=decoding)
+def _clocked(context: Context, point: Row) -> Row:
+    count = context.protocol.num_clocked
+    decoding = replace(decoding_of(context.pipe, point["method"]), calls=point["calls"], **candidate_of(point))
+    generate = partial(
+        generate_with(context.pipe, Method(point["method"])), count, seed=context.seed, decoding=decoding
+    )
     generate()  # shapes that are new are compiled and recorded here
     return {**{name: point[name] for name in CHOSEN}, "seconds": generate().seconds / count, "num_samples": count}
 
@@ -133,32 +135,34 @@ def _place_of(row: Row) -> tuple[Any, ...]:
     return row["length"], row["method"], row["calls"]
 
 
-def compute_cpu_seconds(lab: Lab) -> list[Row]:
+def compute_cpu_seconds(context: Context) -> list[Row]:
     """One program after the other on a laptop's CPU in float32, with the default number of calls."""
-    if num_parameters(lab.pipe.demasker) > LARGEST_ON_CPU:
+    if num_parameters(context.pipe.demasker) > LARGEST_ON_CPU:
         return []
     jobs = [
         Job(
             {"method": str(method)},
-            partial(_cpu_row, lab, method),
-            uses=used_by(lab.pipe, method),
-            chosen=own_candidate(lab.pipe, method),
+            partial(_cpu_row, context, method),
+            uses=parts_used_by(context.pipe, method),
+            chosen=own_candidate(context.pipe, method),
         )
-        for method in methods(lab.pipe)
+        for method in methods(context.pipe)
     ]
-    return lab.store.compute("cpu-seconds", jobs)
+    return context.store.compute("cpu-seconds", jobs)
 
 
-def _cpu_row(lab: Lab, method: Method) -> Row:
-    count, all_threads = lab.setting.num_timed, torch.get_num_threads()
-    torch.set_num_threads(min(lab.setting.cpu_threads, all_threads))
+def _cpu_row(context: Context, method: Method) -> Row:
+    count, all_threads = context.protocol.num_timed, torch.get_num_threads()
+    torch.set_num_threads(min(context.protocol.cpu_threads, all_threads))
     try:
-        made = on_cpu(lab.pipe).generate(count, method=method, seed=lab.seed, batch_size=1, show_progress=False)
+        made = on_cpu(context.pipe).generate(
+            count, method=method, seed=context.seed, batch_size=1, show_progress=False
+        )
         threads = torch.get_num_threads()
     finally:
         torch.set_num_threads(all_threads)
     return {
-        **own_candidate(lab.pipe, method),
+        **own_candidate(context.pipe, method),
         "calls": made.costs[0].demasker_calls,
         "cpu_seconds": made.seconds / count,
         "threads": threads,

@@ -5,16 +5,18 @@ from statistics import fmean
 
 from crocodil.objectives import DemaskerObjective, PriorObjective
 from crocodil.pipeline import Crocodil
-from crocodil.reproduce.context import Lab
+from crocodil.reproduce.context import Context
 from crocodil.reproduce.store import Job, Row
 from crocodil.sampling.cost import num_parameters
 from crocodil.training.work import base_flops, conditional_flops, guided_flops, prior_flops
 
 
-def compute(lab: Lab) -> list[Row]:
+def compute(context: Context) -> list[Row]:
     """What the model is, and how the training of its base compares with that of its guided demasker."""
-    about = describe(lab.pipe, lab.training, lab.base)
-    return lab.store.compute("model", [Job(about, dict)])  # all of it is the question: a base's run may come later
+    about = describe(context.pipe, context.training, context.base)
+    return context.store.compute(
+        "model", [Job(about, dict)]
+    )  # all of it is the question: a base's run may come later
 
 
 def describe(pipe: Crocodil, training: Mapping[str, Row], base: str) -> Row:
