@@ -23,9 +23,9 @@ from crocodil.processes.reveal import (
     RemaskByConfidence,
     RevealStep,
     before_given_text,
-    fill_behind_end,
+    fill_after_eos,
     highest,
-    hold_back_ends,
+    hold_back_eos,
 )
 
 KEEPING = [MostConfident(), AtRandom(), NoisyConfidence(), AboveThreshold(0.3)]
@@ -332,17 +332,17 @@ def test_every_rule_but_remasking_keeps_what_was_shown(rule):
 # ---------------------------------------------------------------- the end of a text
 
 
-def test_an_end_is_as_sure_as_what_stands_before_it_so_a_threshold_can_keep_it():
+def test_an_eos_is_at_most_as_confident_as_the_tokens_before_it():
     log_prob = torch.tensor([[-1.0, -0.1, -0.2, -0.01, -0.3]])
     hidden = torch.tensor([[False, True, True, True, True]])
-    held = hold_back_ends(log_prob, ends=torch.tensor([[False, False, False, True, True]]), hidden=hidden)
+    held = hold_back_eos(log_prob, is_eos=torch.tensor([[False, False, False, True, True]]), hidden=hidden)
     assert torch.equal(held[:, 1:], torch.tensor([[-0.1, -0.2, -0.2, -0.3]]))
 
 
 def test_a_text_does_not_stop_at_an_end_while_something_before_it_is_hidden():
     tokens = torch.tensor([[5, MASK, EOS, MASK], [5, 6, EOS, MASK], [EOS, MASK, MASK, MASK]])
     may_end = torch.tensor([False, True, True, True]).expand(3, -1)
-    filled = fill_behind_end(tokens, may_end=may_end, mask_id=MASK, eos_id=EOS)
+    filled = fill_after_eos(tokens, may_end=may_end, mask_id=MASK, eos_id=EOS)
     assert filled.tolist() == [[5, MASK, EOS, MASK], [5, 6, EOS, EOS], [EOS, MASK, MASK, MASK]]
 
 
