@@ -9,7 +9,7 @@ from torch import Tensor
 
 TokenIds = Int[Tensor, "B N"]
 Positions = Bool[Tensor, "B N"]  # a mask over positions, for example the hidden ones
-Places = Int[Tensor, "B P"]  # position indices, the same number in every sequence
+PositionIndices = Int[Tensor, "B P"]  # position indices, the same number in every sequence
 Logits = Float[Tensor, "B N V"]
 RowTokens = Int[Tensor, "R"]
 RowLogits = Float[Tensor, "R V"]

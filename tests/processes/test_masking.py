@@ -332,7 +332,7 @@ def test_every_rule_but_remasking_keeps_what_was_shown(rule):
 # ---------------------------------------------------------------- the end of a text
 
 
-def test_an_end_is_as_sure_as_what_stands_before_it_so_a_threshold_can_keep_it():
+def test_an_eos_is_at_most_as_confident_as_the_tokens_before_it():
     log_prob = torch.tensor([[-1.0, -0.1, -0.2, -0.01, -0.3]])
     hidden = torch.tensor([[False, True, True, True, True]])
     held = hold_back_eos(log_prob, is_eos=torch.tensor([[False, False, False, True, True]]), hidden=hidden)

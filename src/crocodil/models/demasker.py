@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from crocodil.models.llada import LLaDA, LLaDAConfig, picked
 from crocodil.processes.registers import positions_across_text, within_prefix
 from crocodil.runtime.config import Share, Width, config
-from crocodil.shapes import Logits, Places, Positions, PrefixLength, RegisterBank, RowLogits, TokenIds
+from crocodil.shapes import Logits, PositionIndices, Positions, PrefixLength, RegisterBank, RowLogits, TokenIds
 
 
 @config
@@ -54,7 +54,7 @@ class Demasker(nn.Module):
         registers: RegisterBank,
         *,
         prefix_length: PrefixLength | None = None,
-        rows: Positions | Places | None = None,
+        rows: Positions | PositionIndices | None = None,
     ) -> Logits | RowLogits:
         """Return logits at all text positions, or only at those in `rows`.
 

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from crocodil.runtime.config import Layers, Length, Positive, TokenId, Width, config
-from crocodil.shapes import Places, Positions, RowLogits, TokenIds
+from crocodil.shapes import PositionIndices, Positions, RowLogits, TokenIds
 
 Embeddings = Float[Tensor, "B L W"]
 Angles = Float[Tensor, "#B L P"]  # rotary angles; P = head width / 2 frequency pairs
@@ -66,7 +66,7 @@ class LLaDA(nn.Module):
         prefix_embeddings: Float[Tensor, "B P W"] | None = None,
         attention_mask: KeyMask | None = None,
         positions: Int[Tensor, "#B L"] | None = None,
-        rows: Positions | Places | None = None,
+        rows: Positions | PositionIndices | None = None,
     ) -> Float[Tensor, "B L V"] | RowLogits:
         """Return logits at all positions, prefix included, or only at the token positions in `rows`.
 
@@ -154,7 +154,7 @@ class Block(nn.Module):
         return self.attn_out(rearrange(mixed, "b h l p -> b l (h p)"))
 
 
-def picked(states: Embeddings, rows: Positions | Places) -> Float[Tensor, "R W"]:
+def picked(states: Embeddings, rows: Positions | PositionIndices) -> Float[Tensor, "R W"]:
     """Return the states at these positions. With indices the number of rows is known without a device sync."""
     if rows.dtype == torch.bool:
         return states[rows]

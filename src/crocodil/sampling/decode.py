@@ -32,7 +32,7 @@ from crocodil.sampling.cost import NO_COST, Cost
 from crocodil.sampling.guidance import Demask, strengthened
 from crocodil.sampling.state import Canvas, Refresh, Revealed, Samples, State
 from crocodil.seeding import Streams
-from crocodil.shapes import Places, Positions, RegisterBank, RowLogits, TokenIds
+from crocodil.shapes import PositionIndices, Positions, RegisterBank, RowLogits, TokenIds
 
 ROW_COUNTS = 8  # the number of logit rows per call is rounded up to an eighth of a block: few distinct shapes
 
@@ -209,7 +209,7 @@ class DemaskerStep:
         return self.reveal(self.config, row_logits, positions, tokens, given, keys, bounds, allowed)
 
 
-def _positions(hidden: Positions, count: int) -> Places:
+def _positions(hidden: Positions, count: int) -> PositionIndices:
     """Return the hidden positions from left to right, padded to `count` with a position outside of the canvas."""
     num_samples, length = hidden.shape
     rank = (hidden.cumsum(dim=1) - 1).where(hidden, count)  # visible positions share one more column
@@ -221,7 +221,7 @@ def _positions(hidden: Positions, count: int) -> Places:
 def reveal(
     config: RevealConfig,
     row_logits: RowLogits,
-    positions: Places,
+    positions: PositionIndices,
     tokens: TokenIds,
     given: Positions,
     keys: Int[Tensor, "B"],
@@ -250,7 +250,7 @@ def reveal(
     return Revealed(tokens, was_hidden, is_finite)
 
 
-def _put(canvas: Tensor, positions: Places, values: Tensor) -> Tensor:
+def _put(canvas: Tensor, positions: PositionIndices, values: Tensor) -> Tensor:
     """Write values at their positions; positions outside of the canvas are ignored."""
     return F.pad(canvas, (0, 1)).scatter(1, positions, values)[:, :-1]
 
@@ -263,7 +263,7 @@ class _Proposals(NamedTuple):
 def _propose(
     config: RevealConfig,
     row_logits: RowLogits,
-    positions: Places,
+    positions: PositionIndices,
     tokens: TokenIds,
     given: Positions,
     streams: Streams,

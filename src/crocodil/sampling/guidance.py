@@ -14,9 +14,9 @@ from torch import Tensor
 from crocodil.models.demasker import Demasker
 from crocodil.models.llada import LLaDA
 from crocodil.processes.gaussian import Denoised
-from crocodil.shapes import Places, RegisterBank, RegisterTime, RowLogits, TokenIds
+from crocodil.shapes import PositionIndices, RegisterBank, RegisterTime, RowLogits, TokenIds
 
-Demask: TypeAlias = Callable[[TokenIds, RegisterBank | None, Places], RowLogits]
+Demask: TypeAlias = Callable[[TokenIds, RegisterBank | None, PositionIndices], RowLogits]
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Unguided:
 
     demasker: LLaDA
 
-    def __call__(self, noisy_tokens: TokenIds, registers: RegisterBank | None, rows: Places) -> RowLogits:
+    def __call__(self, noisy_tokens: TokenIds, registers: RegisterBank | None, rows: PositionIndices) -> RowLogits:
         return self.demasker(noisy_tokens, rows=rows)
 
 
@@ -35,7 +35,7 @@ class Guided:
 
     demasker: Demasker
 
-    def __call__(self, noisy_tokens: TokenIds, registers: RegisterBank | None, rows: Places) -> RowLogits:
+    def __call__(self, noisy_tokens: TokenIds, registers: RegisterBank | None, rows: PositionIndices) -> RowLogits:
         if registers is None:
             empty = (len(noisy_tokens), 0, self.demasker.config.register_width)
             registers = torch.zeros(empty, device=noisy_tokens.device)
@@ -51,7 +51,9 @@ def strengthened(demask: Demask, guidance: float) -> Demask:
     if guidance == 1:
         return demask
 
-    def demask_strongly(noisy_tokens: TokenIds, registers: RegisterBank | None, rows: Places) -> RowLogits:
+    def demask_strongly(
+        noisy_tokens: TokenIds, registers: RegisterBank | None, rows: PositionIndices
+    ) -> RowLogits:
         without = demask(noisy_tokens, None, rows)
         return without + guidance * (demask(noisy_tokens, registers, rows) - without)
 
