@@ -157,6 +157,7 @@ body { font: 16px/1.55 system-ui, sans-serif; max-width: 62rem; margin: 2rem aut
        color: var(--text); background: var(--page); }
 a { color: var(--link); }
 h1, h2 { line-height: 1.2; } h2 { margin-top: 2.5rem; border-top: 1px solid var(--line); padding-top: 1rem; }
+nav ul { columns: 2 20rem; }
 table { border-collapse: collapse; margin: 1rem 0; font-size: 14px; display: block; overflow-x: auto; }
 th, td { padding: .2rem .6rem; border-bottom: 1px solid var(--line); text-align: left; white-space: nowrap; }
 svg { max-width: 100%; height: auto; border-radius: 6px; }

@@ -240,7 +240,7 @@ def _measures() -> Section:
         [
             "Gen-PPL",
             "perplexity of the samples under a judge, a causal language model",
-            "lower, at the entropy of real text",
+            "lower, at equal entropy",
         ],
         ["bits per byte", "the same per byte, independent of the tokenizer (in the rows only)", "lower"],
         ["entropy", "entropy of the tokens within a text, in nats; low if a text repeats itself", "as real text"],
