@@ -31,7 +31,6 @@ from crocodil.reproduce.document import (
     as_html,
     as_markdown,
     number,
-    rule_name,
     with_spread,
 )
 from crocodil.reproduce.evaluation import evaluate_model, evaluate_texts, read_texts
@@ -584,12 +583,6 @@ def test_html_holds_its_drawings_and_escapes_tags_in_texts():
     assert "<script>" not in html
     assert "![Loss < 1](figures/loss-8.svg)" in as_markdown("Title", sections, {"loss-8": "figures/loss-8.svg"})
     assert "loss-8" not in as_html("Title", sections, {})  # not drawn
-
-
-def test_old_names_of_rules_are_shown_by_their_new_names():
-    assert [rule_name(name) for name in ("most confident", "remask by confidence", "remask")] == [
-        "confidence", "remask-confidence", "remask",
-    ]  # fmt: skip
 
 
 def test_a_frontier_joins_the_settings_that_no_other_beats_in_entropy_and_gen_ppl():

@@ -13,19 +13,22 @@ if TYPE_CHECKING:
     from crocodil.models.llada import LLaDA
     from crocodil.models.register_denoiser import RegisterDenoiser
     from crocodil.models.register_encoder import RegisterEncoder
-    from crocodil.pipeline import Choices, Crocodil, Generation, Given, Method, Registers
+    from crocodil.pipeline import Crocodil, Generation, Given, Method, Registers, Settings, Snapshot
     from crocodil.processes.plan import DecodePlan
+    from crocodil.sampling.configs import Decoding, Drawing
     from crocodil.sampling.cost import Cost
-    from crocodil.sampling.decode import Decoding, decode
+    from crocodil.sampling.decode import decode
+    from crocodil.sampling.state import Canvas
     from crocodil.seeding import Streams
 
 _HOMES = {
-    "Choices": "pipeline",
+    "Canvas": "sampling.state",
     "Cost": "sampling.cost",
     "Crocodil": "pipeline",
     "DecodePlan": "processes.plan",
-    "Decoding": "sampling.decode",
+    "Decoding": "sampling.configs",
     "Demasker": "models.demasker",
+    "Drawing": "sampling.configs",
     "Generation": "pipeline",
     "Given": "pipeline",
     "LLaDA": "models.llada",
@@ -33,6 +36,8 @@ _HOMES = {
     "RegisterDenoiser": "models.register_denoiser",
     "RegisterEncoder": "models.register_encoder",
     "Registers": "pipeline",
+    "Settings": "pipeline",
+    "Snapshot": "pipeline",
     "Streams": "seeding",
     "decode": "sampling.decode",
     "load_llada": "checkpoints.llada",
@@ -42,12 +47,13 @@ _HOMES = {
 }
 
 __all__ = [
-    "Choices",
+    "Canvas",
     "Cost",
     "Crocodil",
     "DecodePlan",
     "Decoding",
     "Demasker",
+    "Drawing",
     "Generation",
     "Given",
     "LLaDA",
@@ -55,6 +61,8 @@ __all__ = [
     "RegisterDenoiser",
     "RegisterEncoder",
     "Registers",
+    "Settings",
+    "Snapshot",
     "Streams",
     "decode",
     "load_llada",

@@ -11,7 +11,7 @@ import typer
 
 from crocodil.cli.root import Format
 from crocodil.pipeline.settings import Method
-from crocodil.processes.plan import RuleName
+from crocodil.processes.plan import RULE_NAMES, rule_name
 from crocodil.runtime import config
 
 
@@ -87,8 +87,8 @@ TopP = Annotated[float | None, number(config.TopP, "Draw among the most probable
 Guidance = Annotated[
     float | None, number(config.Guidance, "How strongly registers guide; not 1: twice the calls.")
 ]
-Coherence = Annotated[
-    float | None, number(config.Coherence, "How much registers must fit together: fluency against variety.")
+PagScale = Annotated[
+    float | None, number(config.PagScale, "How much registers must fit together: fluency against variety.")
 ]
 Threshold = Annotated[
     float | None, number(config.Share, "Reveal all tokens more probable than this: fewer calls where it is easy.")
@@ -96,9 +96,9 @@ Threshold = Annotated[
 Rule = Annotated[
     str | None,
     typer.Option(
-        parser=checked(RuleName),
+        parser=checked(config.checked_by(rule_name)),
         metavar="RULE",
-        help="most confident, noisy confidence, at random, remask or remask by confidence.",
+        help=f"{', '.join(RULE_NAMES)}.",
     ),
 ]
 MethodName = Annotated[Method, typer.Option(help="Where the registers come from that guide the text.")]

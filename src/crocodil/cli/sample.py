@@ -28,7 +28,7 @@ def generate(
     temperature: options.Temperature = None,
     top_p: options.TopP = None,
     guidance: options.Guidance = None,
-    coherence: options.Coherence = None,
+    pag_scale: options.PagScale = None,
     rule: options.Rule = None,
     threshold: options.Threshold = None,
     model: options.Model = BUILTIN,
@@ -39,35 +39,32 @@ def generate(
     device: options.Device = None,
 ) -> None:
     """Generate texts: from registers of the prior, or without any."""
-    plan = _plan(_settings(model), length, calls, block_size)
-    from dataclasses import replace
-
+    _plan(_settings(model), length, calls, block_size)
     from crocodil.cli.texts import print_texts, watching
     from crocodil.pipeline import Crocodil, Given
-    from crocodil.processes.reveal import RULES, AboveThreshold
 
     pipe = Crocodil.from_pretrained(model, device=device)
-    if coherence is not None:
-        pipe = replace(pipe, settings=replace(pipe.settings, coherence=coherence))
     asked: dict[str, Any] = {
+        "calls": calls,
         "block_size": block_size,
         "temperature": temperature,
         "top_p": top_p,
         "guidance": guidance,
-        "rule": RULES.get(rule or "") if threshold is None else AboveThreshold(threshold),
+        "rule": rule,
+        "threshold": threshold,
+        "pag_scale": pag_scale,
+        "num_registers": registers,
     }
-    given_choices = {name: value for name, value in asked.items() if value is not None}
-    with watching(pipe, plan.num_calls, show) as on_call:
+    knobs = {name: value for name, value in asked.items() if value is not None}
+    with watching(pipe, show) as on_call:
         made = pipe.generate(
             count,
             method=method,
             length=length,
-            calls=calls,
             seed=seed,
             given=Given(prefix=prefix, suffix=suffix),
-            num_registers=registers,
-            choices=replace(pipe.default_choices(method), **given_choices),
             on_call=on_call,
+            **knobs,
         )
     about = {"method": str(method), "seed": seed}
     print_texts(made, format, timings=timings, about=about, verbose=verbose)

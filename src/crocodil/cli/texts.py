@@ -19,13 +19,13 @@ from safetensors import SafetensorError, safe_open
 from crocodil.checkpoints.tensors import write_tensors
 from crocodil.cli.root import Format
 from crocodil.cli.sample import printable
-from crocodil.pipeline import Crocodil, Generation, Registers
+from crocodil.pipeline import Crocodil, Generation, Registers, Snapshot
+from crocodil.pipeline.crocodil import OnSnapshot
 from crocodil.pipeline.results import SEPARATOR
 from crocodil.runtime.atomic import whole_file
 from crocodil.runtime.config import Length, parse_as, read_as
-from crocodil.sampling.cost import NO_COST, Cost
-from crocodil.sampling.decode import OnCall
-from crocodil.shapes import RegisterBank, TokenIds
+from crocodil.sampling.cost import NO_COST
+from crocodil.shapes import RegisterBank
 from crocodil.text.tokenizer import Tokenizer
 
 # ---------------------------------------------------------------- reading
@@ -132,17 +132,18 @@ def cost_line(made: Generation) -> str:
 
 
 @contextmanager
-def watching(pipe: Crocodil, num_calls: int, show: bool) -> Iterator[OnCall | None]:
+def watching(pipe: Crocodil, show: bool) -> Iterator[OnSnapshot | None]:
     """A live view of the first sample of a batch."""
     if not show:
         yield None
         return
     with Live(console=Console(stderr=True), transient=True, auto_refresh=False) as live:
 
-        def on_call(tokens: TokenIds, call: int, cost: Cost) -> None:
-            ids = tokens[0].tolist()
+        def on_call(seen: Snapshot) -> None:
+            ids = seen.tokens[0].tolist()
             num_shown = len(ids) - ids.count(pipe.mask_id)
-            where = f"call {call + 1} of {num_calls}, {num_shown} of {len(ids)} tokens, NFE {pipe.nfe(cost):.1f}"
+            where = f"call {seen.call + 1} of {seen.num_calls}, {num_shown} of {len(ids)} tokens"
+            where = f"{where}, NFE {pipe.nfe(seen.cost):.1f}"
             view = partly_shown(ids, pipe.tokenizer, pipe.mask_id)
             live.update(Text.assemble((f"{where}\n\n", "cyan"), view), refresh=True)
 

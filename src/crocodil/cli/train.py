@@ -146,7 +146,7 @@ def assemble(
     prior_steps: Annotated[int | None, options.number(config.Steps, "Of a draw from the prior.")] = None,
     refresh_steps: Annotated[int | None, options.number(config.Steps, "Of a draw half way.")] = None,
     eta: Annotated[float | None, options.number(config.Share, "Of both: 0 is DDIM, 1 all noise anew.")] = None,
-    coherence: options.Coherence = None,
+    pag_scale: options.PagScale = None,
     registers: options.Guiding = None,
     rule: options.Rule = None,
     temperature: options.Temperature = None,
@@ -161,6 +161,7 @@ def assemble(
     if out.exists():
         raise ValueError(f"{out} exists: models are never overwritten, choose another directory")
     from crocodil.pipeline import Crocodil, Settings
+    from crocodil.sampling.configs import Decoding, Drawing, with_knobs
     from crocodil.training.run import read_recorded
 
     run = read_recorded(directory)
@@ -171,19 +172,19 @@ def assemble(
         "prior_steps": prior_steps,
         "refresh_steps": refresh_steps,
         "eta": eta,
-        "coherence": coherence,
+        "pag_scale": pag_scale,
         "num_registers": registers,
         "rule": rule,
         "temperature": temperature,
         "top_p": top_p,
     }
-    settings = Settings(
-        length=run.lengths[0],
-        lengths=run.lengths,
-        largest_offset=run.prior_objective.largest_offset,
-        time_shift=run.prior_objective.time_shift,
-        **{name: value for name, value in asked.items() if value is not None},
+    objective = run.prior_objective
+    decoding, drawing = with_knobs(
+        Decoding(temperature=1.0),
+        Drawing(largest_offset=objective.largest_offset, time_shift=objective.time_shift),
+        {name: value for name, value in asked.items() if value is not None},
     )
+    settings = Settings(length=run.lengths[0], lengths=run.lengths, decoding=decoding, drawing=drawing)
     qwen = run.pretrained.qwen
     model = Crocodil.assemble(
         found,

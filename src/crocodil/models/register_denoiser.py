@@ -67,17 +67,17 @@ class RegisterDenoiser(nn.Module):
         guess: RegisterBank | None = None,
         condition: Condition | None = None,
         keep_condition: Bool[Tensor, "B"] | None = None,
-        remembered: Float[Tensor, "layers *context"] | None = None,
-        alone: Bool[Tensor, "B"] | None = None,
+        condition_kv: Float[Tensor, "layers *context"] | None = None,
+        identity_attention: Bool[Tensor, "B"] | None = None,
     ) -> RegisterBank:
         """The clean registers.
 
-        Without a condition, or for samples that do not keep theirs, a conditional denoiser sees its trained
-        null condition: one network can then serve as both priors (decision D15). A condition of fewer rows is
-        shared: samples take its rows in turns. What `remember` gave stands in for a condition that does not
-        change from call to call.
-        `guess` is what was predicted a step ago, where this denoiser looks at it; zero, the default, is none.
-        Registers of samples that are `alone` do not see each other (decision D33).
+        Without a condition, or for samples that do not keep theirs, a conditional denoiser sees its trained null
+        condition: one network can then serve as both priors (decision D15). A condition of fewer rows is shared:
+        samples take its rows in turns. What `cross_attention_kv` gave stands in for a condition that does not
+        change from call to call. `guess` is what was predicted a step ago, where this denoiser looks at it; zero,
+        the default, is none. Registers of samples that are `identity_attention` do not see each other (decision
+        D33).
         """
         if noisy_registers.shape[1:] != (self.config.num_registers, self.config.register_width):
             raise ValueError(
@@ -95,14 +95,16 @@ class RegisterDenoiser(nn.Module):
         time = self.time(time_features(diffusion_time).to(tokens.dtype))
         modulation = rearrange(self.time_modulation(F.silu(time)), "b k (s w) -> b k s w", s=6)
         entered = None
-        if self.enter_condition is not None and remembered is None:
+        if self.enter_condition is not None and condition_kv is None:
             entered = self.enter_condition(condition, keep_condition)
         for number, block in enumerate(self.blocks):
-            tokens = block(tokens, modulation, entered if remembered is None else remembered[number], alone)
+            tokens = block(
+                tokens, modulation, entered if condition_kv is None else condition_kv[number], identity_attention
+            )
         shift, scale = (self.last_table.to(time.dtype) + time[:, :, None]).unbind(dim=2)
         return self.leave(modulate(tokens, shift, scale)).to(noisy_registers.dtype)
 
-    def remember(self, condition: Condition | None) -> Float[Tensor, "layers *context"]:
+    def cross_attention_kv(self, condition: Condition | None) -> Float[Tensor, "layers *context"]:
         """What all layers look up in a condition, or in the null condition: more work than the registers are."""
         assert self.enter_condition is not None
         entered = self.enter_condition(condition, None)
@@ -174,14 +176,14 @@ class Block(nn.Module):
         tokens: Tokens,
         modulation: Modulation,
         context: Float[Tensor, "_ C W"] | Context | None,
-        alone: Bool[Tensor, "B"] | None = None,
+        identity_attention: Bool[Tensor, "B"] | None = None,
     ) -> Tokens:
         """`context` is the condition at the denoiser's width, or already its keys and values."""
         shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = (self.table.to(modulation.dtype) + modulation).unbind(
             dim=2
         )
         normed = modulate(tokens, shift, scale)
-        tokens = tokens + gate * self.attention(normed, self.attention.keys_and_values(normed), alone)
+        tokens = tokens + gate * self.attention(normed, self.attention.keys_and_values(normed), identity_attention)
         if self.cross is not None:
             assert context is not None
             known = self.cross.keys_and_values(context) if context.ndim == 3 else context
@@ -200,15 +202,17 @@ class Attention(nn.Module):
     def keys_and_values(self, context: Float[Tensor, "_ C W"]) -> Context:
         return rearrange(self.key_value(context), "b c (s h p) -> s b h c p", s=2, h=self.num_heads)
 
-    def forward(self, tokens: Tokens, context: Context, alone: Bool[Tensor, "B"] | None = None) -> Tokens:
-        """Where a sample is `alone`, each of its tokens attends to itself only: the context is then its own."""
+    def forward(
+        self, tokens: Tokens, context: Context, identity_attention: Bool[Tensor, "B"] | None = None
+    ) -> Tokens:
+        """In samples with `identity_attention` every token attends to itself only."""
         key, value = context
         # Samples that share a context are one long query.
         query = rearrange(self.query(tokens), "(s c) k (h p) -> c h (s k) p", c=len(key), h=self.num_heads)
         mixed = F.scaled_dot_product_attention(query, key, value)
         mixed = rearrange(mixed, "c h (s k) p -> (s c) k (h p)", k=tokens.shape[1])
-        if alone is not None:
-            mixed = torch.where(alone[:, None, None], rearrange(value, "b h k p -> b k (h p)"), mixed)
+        if identity_attention is not None:
+            mixed = torch.where(identity_attention[:, None, None], rearrange(value, "b h k p -> b k (h p)"), mixed)
         return self.out(mixed)
 
 

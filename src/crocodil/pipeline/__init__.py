@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from crocodil.pipeline.canvases import Given
     from crocodil.pipeline.crocodil import Crocodil
-    from crocodil.pipeline.results import Choices, Generation, Registers
+    from crocodil.pipeline.results import Generation, Registers, Snapshot
     from crocodil.pipeline.settings import Method, Settings
 
 _HOMES = {
-    "Choices": "results",
     "Crocodil": "crocodil",
     "Generation": "results",
     "Given": "canvases",
     "Method": "settings",
     "Registers": "results",
     "Settings": "settings",
+    "Snapshot": "results",
 }
 
-__all__ = ["Choices", "Crocodil", "Generation", "Given", "Method", "Registers", "Settings"]
+__all__ = ["Crocodil", "Generation", "Given", "Method", "Registers", "Settings", "Snapshot"]
 
 
 def __getattr__(name: str) -> Any:

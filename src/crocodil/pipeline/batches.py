@@ -1,72 +1,88 @@
-"""Many samples, a batch at a time: each has its own streams, so that the size of a batch changes none of them.
+"""Many samples, one batch at a time. Each sample has its own random streams, so the batch size changes no text.
 
-How a batch is sampled is a function; networks, tokenizers and costs in other units than calls are not known here.
+How a batch is sampled is a function; networks and tokenizers are not known here.
 """
 
-from collections.abc import Callable, Sequence
-from typing import TypeAlias
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
 
 import torch
-from jaxtyping import Int
-from torch import Tensor
 
+from crocodil.processes.gaussian import OnStep
 from crocodil.runtime.progress import Advance, progress
 from crocodil.sampling.cost import NO_COST
-from crocodil.sampling.decode import Samples
+from crocodil.sampling.decode import OnCall
+from crocodil.sampling.state import Canvas, Samples
 from crocodil.seeding import Streams
-from crocodil.shapes import TokenIds
 
-SECONDS_WORTH_A_BAR = 3.0
-
-Tick: TypeAlias = Callable[..., None]  # one call or one step more is done; whatever it is told is not looked at
-Sample: TypeAlias = Callable[[range, TokenIds, Streams, Tick], Samples]  # these places: canvas, streams
+SECONDS_BEFORE_A_BAR = 3.0
 
 
-def in_batches(
-    sample: Sample,
-    canvas: Int[Tensor, "N"],
-    key: tuple[str, int],
-    *,
-    count: int,
-    size: int,
-    num_ticks: int,
-    watched: bool,
-) -> Samples:
-    """Samples 0, 1, 2 ... of a key; a bar shows where long work stands, unless the caller watches.
+class Watch(NamedTuple):
+    """Callbacks of a batch in progress."""
 
-    A batch takes at most `num_ticks` calls and steps: each moves the bar by its share of the batch.
-    """
-    batches = []
-    with progress(
-        "sampling", count, unit="texts", shown=not watched, lines=count > size, worth_s=SECONDS_WORTH_A_BAR
-    ) as advance:
-        for start in range(0, count, size):
-            places = range(start, min(start + size, count))
-            streams = Streams.of(*key, samples=places, device=canvas.device)
-            ticks = _Ticks(advance, len(places), num_ticks)
-            batches.append(sample(places, canvas.expand(len(places), -1), streams, ticks))
-            ticks.finish()
-    return joined(batches)
+    on_call: OnCall
+    on_step: OnStep
+
+
+SampleBatch: TypeAlias = Callable[[range, Canvas, Streams, Watch], Samples]
+
+
+@dataclass(frozen=True)
+class Job:
+    """Samples 0, 1, 2 ... of a seed."""
+
+    sample: SampleBatch  # (numbers of the samples, their canvases, their streams, callbacks)
+    canvas: Canvas  # of one sample
+    key: tuple[str, int]
+    count: int
+    num_ticks: int  # the most calls and diffusion steps per batch
+    note: str = ""
+
+    def batches(
+        self, size: int, *, show_progress: bool, watch: Watch | None = None
+    ) -> Iterator[tuple[Samples, float]]:
+        """Yield the batches and their seconds. Long work shows a progress bar, unless the caller watches it."""
+        with progress(
+            "sampling",
+            self.count,
+            unit="texts",
+            shown=show_progress and watch is None,
+            lines=self.count > size,
+            worth_s=SECONDS_BEFORE_A_BAR,
+        ) as advance:
+            for start in range(0, self.count, size):
+                started_at = time.perf_counter()
+                numbers = range(start, min(start + size, self.count))
+                streams = Streams.of(*self.key, samples=numbers, device=self.canvas.device)
+                ticks = _Ticks(advance, len(numbers), self.num_ticks)
+                samples = self.sample(
+                    numbers, self.canvas.repeated(len(numbers)), streams, watch or Watch(ticks, ticks)
+                )
+                ticks.finish()
+                yield samples, time.perf_counter() - started_at
 
 
 class _Ticks:
-    """Moves a bar by the texts of one batch, a bit with every tick."""
+    """Advances a progress bar by the texts of one batch, a part of them with every tick."""
 
     def __init__(self, advance: Advance, num_texts: int, num_ticks: int) -> None:
         self.advance, self.num_texts, self.num_ticks, self.done = advance, num_texts, num_ticks, 0
 
     def __call__(self, *_: object) -> None:
-        if self.done < self.num_ticks - 1:  # the last bit is for `finish`: then nothing is left to round
+        if self.done < self.num_ticks - 1:  # `finish` adds the last part, so that nothing is lost to rounding
             self.done += 1
             self.advance(self.num_texts / self.num_ticks)
 
     def finish(self) -> None:
-        """Calls that were not needed count as done."""
+        """Count calls that were not needed as done."""
         self.advance(self.num_texts - self.num_texts * self.done / self.num_ticks)
 
 
 def joined(batches: Sequence[Samples]) -> Samples:
-    """All samples as one batch."""
+    """Return all samples as one batch."""
     banks = [batch.registers for batch in batches if batch.registers is not None]
     return Samples(
         tokens=torch.cat([batch.tokens for batch in batches]),

@@ -1,28 +1,26 @@
-"""Texts on canvases: beginning, text, and end tokens as filling (decision D18); or masks, with something given.
+"""Canvases from text: BOS, the text, and EOS as filling (decision D18); or masks around given text.
 
 Given text is healed where it meets masks: see `crocodil.text.tokenizer.Healed`.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
-from jaxtyping import Int
-from torch import Tensor
 
 from crocodil.processes.categorical import Allowed
+from crocodil.sampling.state import Canvas
 from crocodil.shapes import TokenIds
 from crocodil.text.tokenizer import Healed, Tokenizer, heal_beginning, heal_end
 
 
 @dataclass(frozen=True, kw_only=True)
 class Given:
-    """Text that stands fixed on the canvas; with both ends given, generating is infilling (decision D24)."""
+    """Text that is fixed on the canvas. With both ends given, generation is infilling (decision D24)."""
 
     prefix: str = ""
     suffix: str = ""
-    heal: bool = True  # its tokens next to the masks may become others that agree with it; False: they stay
+    heal: bool = True  # the tokens next to the masks may be replaced by others that spell the same text
 
     def __bool__(self) -> bool:
         return bool(self.prefix or self.suffix)
@@ -32,7 +30,7 @@ NOTHING = Given()
 
 
 def text_canvases(texts: Sequence[str], tokenizer: Tokenizer, *, length: int, cut: bool) -> TokenIds:
-    """All of a canvas but its beginning can be text; one that is cut has no end, as in training."""
+    """Return one canvas per text. A text that is cut has no EOS, as in training."""
     special, room = tokenizer.special, length - 1
     canvases = torch.full((len(texts), length), special.eos)
     canvases[:, 0] = special.bos
@@ -49,19 +47,19 @@ def text_canvases(texts: Sequence[str], tokenizer: Tokenizer, *, length: int, cu
 
 
 def fitting_length(texts: Sequence[str], tokenizer: Tokenizer, lengths: Sequence[int]) -> int:
-    """The first of these growing lengths that has room for all texts, or the longest."""
+    """Return the first of these growing lengths that fits all texts, or the longest."""
     needed = 1 + max((len(ids) for ids in tokenizer.encode_all(texts)), default=0)
     return next((length for length in lengths if length >= needed), lengths[-1])
 
 
 def cut_to_fit(text: str, tokenizer: Tokenizer, *, length: int) -> tuple[str, str]:
-    """The part of a text for which a canvas has room, and the rest."""
+    """Return the part of a text that fits a canvas, and the rest."""
     ids, room = tokenizer.encode(text), length - 1
     return (text, "") if len(ids) <= room else (tokenizer.decode(ids[:room]), tokenizer.decode(ids[room:]))
 
 
 def split_to_fit(text: str, tokenizer: Tokenizer, *, length: int) -> list[str]:
-    """Pieces that join to the text, each within a canvas; a piece ends with a line unless its line is too long."""
+    """Split a text into pieces that fit a canvas; a piece ends at a line break unless the line is too long."""
     pieces = []
     while text:
         piece, rest = cut_to_fit(text, tokenizer, length=length)
@@ -74,19 +72,8 @@ def split_to_fit(text: str, tokenizer: Tokenizer, *, length: int) -> list[str]:
     return pieces
 
 
-class Canvas(NamedTuple):
-    """What a text is generated on."""
-
-    tokens: Int[Tensor, "N"]
-    allowed: Allowed | None  # which tokens may stand where given text is healed
-
-    def to(self, device: torch.device) -> "Canvas":
-        allowed = None if self.allowed is None else Allowed(*(part.to(device) for part in self.allowed))
-        return Canvas(self.tokens.to(device), allowed)
-
-
 def masked_canvas(given: Given, tokenizer: Tokenizer, *, length: int) -> Canvas:
-    """Beginning, prefix, masks; and where there is a suffix, the suffix and one end. What is healed is masked."""
+    """Return BOS, prefix, masks and, where there is a suffix, the suffix and one EOS. Healed tokens are masked."""
     special = tokenizer.special
     assert special.mask is not None
     prefix, suffix = _at_the_borders(given, tokenizer)
@@ -95,12 +82,13 @@ def masked_canvas(given: Given, tokenizer: Tokenizer, *, length: int) -> Canvas:
     num_free = length - len(before) - len(after)
     if num_free < 1:
         raise ValueError(
-            f"what is given takes {len(before) + len(after)} of {length} tokens and leaves none to fill: "
+            f"the given text takes {len(before) + len(after)} of {length} tokens and leaves none to fill: "
             f"shorten it, or take a length above {len(before) + len(after)}"
         )
-    tokens = torch.tensor([*before, *[special.mask] * num_free, *after])
+    tokens = torch.tensor([[*before, *[special.mask] * num_free, *after]])
     healed = {len(before) - 1: prefix.fitting, length - len(after): suffix.fitting}
-    return Canvas(tokens, _allowed({place: ids for place, ids in healed.items() if ids}, length, tokenizer))
+    allowed = _allowed({place: ids for place, ids in healed.items() if ids}, length, tokenizer)
+    return Canvas(tokens, special.mask, special.eos, allowed)
 
 
 def _at_the_borders(given: Given, tokenizer: Tokenizer) -> tuple[Healed, Healed]:
@@ -110,7 +98,7 @@ def _at_the_borders(given: Given, tokenizer: Tokenizer) -> tuple[Healed, Healed]
     try:
         return heal_end(given.prefix, tokenizer), heal_beginning(given.suffix, tokenizer)
     except ValueError as error:
-        raise ValueError(f"given text cannot be healed, take Given(heal=False): {error}") from error
+        raise ValueError(f"the given text cannot be healed, use Given(heal=False): {error}") from error
 
 
 def _allowed(healed: Mapping[int, Sequence[int]], length: int, tokenizer: Tokenizer) -> Allowed | None:

@@ -1,26 +1,23 @@
-"""Crocodil: a family of trained networks with its tokenizer, from text to text and from seeds to text.
+"""Crocodil: a trained family of networks with its tokenizer, from text to text and from seeds to text.
 
-Every sample has its own streams of random numbers: sample 7 of a seed is the same in a batch of any size.
+Every sample has its own random streams: sample 7 of a seed is the same in a batch of any size.
 """
 
 import dataclasses
-import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any, TypeAlias
 
 import torch
-from jaxtyping import Int
-from torch import Tensor
 
 from crocodil.checkpoints.tensors import Device, StrPath
 from crocodil.models.demasker import Demasker
 from crocodil.models.llada import LLaDA
 from crocodil.models.register_denoiser import RegisterDenoiser
 from crocodil.models.register_encoder import RegisterEncoder
-from crocodil.pipeline import results as costs
-from crocodil.pipeline.batches import Sample, Tick, in_batches
+from crocodil.pipeline.batches import Job, SampleBatch, Watch, joined
 from crocodil.pipeline.canvases import (
     NOTHING,
     Given,
@@ -40,27 +37,36 @@ from crocodil.pipeline.folder import (
     parts_of,
     write_folder,
 )
-from crocodil.pipeline.results import GREEDY, Choices, Generation, Registers
+from crocodil.pipeline.pricing import Pricing, mean_price
+from crocodil.pipeline.results import Generation, Registers, Snapshot
 from crocodil.pipeline.settings import BUILTIN, Method, Settings
-from crocodil.processes.categorical import Allowed
+from crocodil.processes.gaussian import OnStep
 from crocodil.processes.registers import interpolate
-from crocodil.processes.reveal import RULES
 from crocodil.runtime.devices import checked_device, default_device, default_dtype
 from crocodil.runtime.progress import progress
 from crocodil.sampling import algorithms
+from crocodil.sampling.configs import Decoding, Drawing, with_knobs
 from crocodil.sampling.cost import NO_COST, Cost
-from crocodil.sampling.decode import Decoding, Draw, Engine, OnCall, Samples, decode, settle
+from crocodil.sampling.decode import Engine, decode, settle
 from crocodil.sampling.guidance import Demask, Guided, Unguided
+from crocodil.sampling.state import Canvas, Draw, Samples
 from crocodil.seeding import Streams
 from crocodil.shapes import RegisterBank, TokenIds
 from crocodil.text.encode import encode_checked
 from crocodil.text.retokenizer import Retokenizer
 from crocodil.text.tokenizer import Tokenizer
 
+GREEDY = Decoding()
+OnSnapshot: TypeAlias = Callable[[Snapshot], None]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Crocodil:
-    """The networks of one model, and what can be done with them together."""
+    """The networks of one model, and what they can do together.
+
+    Wherever a method takes `**knobs`, these are single fields of `Decoding` and, for generation, of `Drawing`:
+    `pipe.generate(4, calls=32, temperature=0.8, prior_steps=16)`.
+    """
 
     tokenizer: Tokenizer
     settings: Settings
@@ -70,12 +76,12 @@ class Crocodil:
     conditional: RegisterDenoiser | None = None
     condition_encoder: RegisterEncoder | None = None  # None: the encoder (Sec. 4.3.2, comment iii)
     base: LLaDA | None = None  # trained by itself; None: the demasker with an empty prefix (decision D14)
-    encoder_tokenizer: Tokenizer | None = None  # of an encoder with a vocabulary of its own (decision D7)
+    encoder_tokenizer: Tokenizer | None = None  # of an encoder with another vocabulary (decision D7)
     compiled: bool = False
 
     def __post_init__(self) -> None:
         if self.tokenizer.special.mask is None:
-            raise ValueError("the tokenizer has no mask token: a demasker cannot work with it")
+            raise ValueError("the tokenizer has no mask token: a demasker needs one")
         config = self.demasker.config
         check_vocabulary("demasker", config.backbone.vocab_size, self.tokenizer)
         check_vocabulary("encoder", self.encoder.config.vocab_size, self.encoder_tokenizer or self.tokenizer)
@@ -92,10 +98,10 @@ class Crocodil:
         dtype: torch.dtype | None = None,
         compiled: bool = False,
     ) -> "Crocodil":
-        """The model in a folder, or the one that is built in.
+        """Load the model in a folder, or the built-in one.
 
-        On the accelerator where there is one, and there in bfloat16. Compiling takes up to a minute at first use,
-        and pays for thousands of texts.
+        It goes to the GPU if there is one, in bfloat16. Compiling takes up to a minute at first use and pays off
+        for thousands of texts.
         """
         return cls.assemble(**parts_of(path_or_name), device=device, dtype=dtype, compiled=compiled)
 
@@ -111,7 +117,7 @@ class Crocodil:
         dtype: torch.dtype | None = None,
         compiled: bool = False,
     ) -> "Crocodil":
-        """A model of networks that were saved one by one: the finished stages of a training run, say."""
+        """Load networks that were saved one by one, such as the finished stages of a training run."""
         device = torch.device(checked_device(str(device or default_device())))
         loaded = load_networks(networks, device=device, dtype=dtype or default_dtype(device))
         if compiled:
@@ -125,7 +131,7 @@ class Crocodil:
         )
 
     def save_pretrained(self, directory: StrPath, *, int8: bool = False) -> None:
-        """Write a model folder; an existing one is never overwritten. With `int8`, a quarter of the size."""
+        """Write a model folder; an existing folder is never overwritten. `int8` takes a quarter of the size."""
         networks = {name: getattr(self, name) for name in NETWORKS if getattr(self, name) is not None}
         write_folder(Path(directory), self.settings, self.tokenizer, networks, self.encoder_tokenizer, int8=int8)
 
@@ -133,9 +139,10 @@ class Crocodil:
 
     @torch.no_grad()
     def encode(self, texts: Sequence[str], *, cut: bool = False, batch_size: int | None = None) -> Registers:
-        """Registers, K for each text; `registers[:, :k]` is the coarser description that decodes as well.
+        """Return K registers per text; `registers[:, :k]` is a coarser description that decodes as well.
 
-        All are of canvases of one length, `canvas_length(texts)`, which the registers remember.
+        All texts are encoded on canvases of one length, `canvas_length(texts)`, which the result remembers. A text
+        that is too long is an error, unless `cut`.
         """
         if not texts:
             raise ValueError("there is no text to encode")
@@ -143,55 +150,51 @@ class Crocodil:
         size = batch_size or self.affordable_batch(tokens.shape[1])
         banks = []
         with progress("encoding", len(tokens), unit="texts", shown=len(tokens) > size) as advance:
-            for some in tokens.split(size):
-                banks.append(self._encode(some))
-                advance(len(some))
+            for batch in tokens.split(size):
+                banks.append(self._encode(batch))
+                advance(len(batch))
         return Registers(torch.cat(banks), tokens.shape[1])
 
     def _encode(self, tokens: TokenIds) -> RegisterBank:
         return encode_checked(self.encoder, tokens, retokenizer=self._retokenizer)
 
-    @cached_property
-    def _retokenizer(self) -> Retokenizer | None:
-        own = self.encoder_tokenizer
-        return None if own is None else Retokenizer(self.tokenizer, own)
-
-    @cached_property
-    def engine(self) -> Engine:
-        """On CUDA calls are recorded once and replayed."""
-        return engine_for(self.device, compiled=self.compiled)
-
     def decode(
         self,
         registers: Registers | RegisterBank,
         *,
-        calls: int | None = None,
         length: int | None = None,
         seed: int = 0,
-        choices: Choices = GREEDY,
+        decoding: Decoding = GREEDY,
         batch_size: int | None = None,
-        on_call: OnCall | None = None,
+        on_call: OnSnapshot | None = None,
+        show_progress: bool = True,
+        **knobs: Any,
     ) -> Generation:
-        """Texts from registers, however many of the first ones there are.
+        """Decode registers, K or fewer per text, to texts.
 
-        `length` is that of the canvas; only a bare tensor of registers does not know its own.
+        `length` is that of the canvas; it is needed for a bare tensor only.
         """
-        registers = self._registers(registers, length)
-        decoding = self.decoding(registers.length, calls, choices)
-        bank = registers.bank.to(self.device)
+        registers = self._checked_registers(registers, length)
+        decoding = _only_decoding(decoding, knobs)
+        bank, demask = registers.bank.to(self.device), Guided(self.demasker)
 
-        def sample(places: range, canvas: TokenIds, streams: Streams, tick: Tick) -> Samples:
-            some, watch = bank[places.start : places.stop], on_call or tick
-            demask = Guided(self.demasker)
+        def sample(numbers: range, canvas: Canvas, streams: Streams, watch: Watch) -> Samples:
+            batch = bank[numbers.start : numbers.stop]
             return decode(
-                demask, canvas, decoding, registers=some, streams=streams, on_call=watch, engine=self.engine
+                demask,
+                canvas,
+                decoding,
+                registers=batch,
+                streams=streams,
+                on_call=watch.on_call,
+                engine=self.engine,
             )
 
-        canvas = self.canvas(decoding.plan.length)
-        return self._in_batches(sample, canvas, ("decode", seed), len(registers), batch_size, on_call, decoding)
+        job = self._job(sample, self.canvas(registers.length), ("decode", seed), len(registers), decoding)
+        return self._run(job, decoding, batch_size, on_call, show_progress)
 
-    def _registers(self, registers: Registers | RegisterBank, length: int | None) -> Registers:
-        """Registers that this model can decode, on a canvas of the length asked for, or of their own."""
+    def _checked_registers(self, registers: Registers | RegisterBank, length: int | None) -> Registers:
+        """Return registers that this model can decode, with the length of their canvas."""
         bank = registers.bank if isinstance(registers, Registers) else registers
         if length is None and isinstance(registers, Registers):
             length = registers.length
@@ -201,9 +204,9 @@ class Crocodil:
         _, count, width = bank.shape
         expected = self.demasker.config
         if width != expected.register_width:
-            raise ValueError(f"registers {width} wide for a model of {expected.register_width}")
+            raise ValueError(f"the registers have width {width}, this model's have {expected.register_width}")
         if count > expected.num_registers:
-            raise ValueError(f"{count} registers a text for a model of {expected.num_registers}")
+            raise ValueError(f"there are {count} registers per text, this model has {expected.num_registers}")
         if not len(bank):
             raise ValueError("there are no registers to decode")
         return Registers(bank, self.settings.canvas(length))
@@ -214,48 +217,42 @@ class Crocodil:
         *,
         num_registers: int | None = None,
         cut: bool = False,
-        calls: int | None = None,
         seed: int = 0,
-        choices: Choices = GREEDY,
+        decoding: Decoding = GREEDY,
         batch_size: int | None = None,
-        on_call: OnCall | None = None,
+        on_call: OnSnapshot | None = None,
+        show_progress: bool = True,
+        **knobs: Any,
     ) -> Generation:
-        """Algorithm 6: what `num_registers` of each text, all by default, say about it."""
+        """Algorithm 6: encode texts and decode their first `num_registers` registers, by default all."""
         tokens = self.tokens_of(texts, cut=cut)
-        decoding = self.decoding(tokens.shape[1], calls, choices)
+        decoding = _only_decoding(decoding, knobs)
 
-        def sample(places: range, canvas: TokenIds, streams: Streams, tick: Tick) -> Samples:
+        def sample(numbers: range, canvas: Canvas, streams: Streams, watch: Watch) -> Samples:
             return algorithms.autoencode(
-                lambda some: self._encode(some)[:, :num_registers],
+                lambda batch: self._encode(batch)[:, :num_registers],
                 Guided(self.demasker),
-                tokens[places.start : places.stop],
+                tokens[numbers.start : numbers.stop],
                 canvas,
                 decoding,
                 streams=streams,
-                on_call=on_call or tick,
+                on_call=watch.on_call,
                 engine=self.engine,
             )
 
-        canvas = self.canvas(decoding.plan.length)
-        return self._in_batches(sample, canvas, ("decode", seed), len(texts), batch_size, on_call, decoding)
+        job = self._job(sample, self.canvas(tokens.shape[1]), ("decode", seed), len(texts), decoding)
+        return self._run(job, decoding, batch_size, on_call, show_progress)
 
     def interpolate(
-        self,
-        a: str,
-        b: str,
-        steps: int = 5,
-        *,
-        cut: bool = False,
-        calls: int | None = None,
-        choices: Choices = GREEDY,
+        self, a: str, b: str, steps: int = 5, *, cut: bool = False, decoding: Decoding = GREEDY, **knobs: Any
     ) -> Generation:
-        """App. D: the texts at `steps` even weights on the way from one to the other, both ends included."""
+        """App. D: decode `steps` evenly spaced interpolations between the registers of two texts."""
         if steps < 2:
             raise ValueError(f"an interpolation has at least its two ends, not {steps} steps")
         ends = self.encode([a, b], cut=cut)
         first, second = ends.bank.split(1)
         mixed = [interpolate(first, second, mix_weight=step / (steps - 1)) for step in range(steps)]
-        return self.decode(Registers(torch.cat(mixed), ends.length), calls=calls, choices=choices)
+        return self.decode(Registers(torch.cat(mixed), ends.length), decoding=decoding, **knobs)
 
     # ------------------------------------------------------------ seeds -> text
 
@@ -265,113 +262,140 @@ class Crocodil:
         *,
         method: Method | str = Method.CON_WITHIN_DISC,
         length: int | None = None,
-        calls: int | None = None,
         seed: int = 0,
         given: Given = NOTHING,
-        num_registers: int | None = None,
-        refresh_fractions: Collection[float] = (0.5,),
-        choices: Choices | None = None,
+        decoding: Decoding | None = None,
+        drawing: Drawing | None = None,
         batch_size: int | None = None,
-        on_call: OnCall | None = None,
+        on_call: OnSnapshot | None = None,
+        show_progress: bool = True,
+        **knobs: Any,
     ) -> Generation:
-        """`count` new texts, guided by the first `num_registers` of those drawn; by default the settings say.
+        """Generate `count` texts.
 
-        The beginning is given to all methods: a base without it cannot tell places apart.
+        The configs are by default those of the model's settings (`decoding_for`, `settings.drawing`). `on_call` is
+        called after every demasker call with a `Snapshot` of the batch.
         """
+        decoding, drawing = self._sampling(Method(method), decoding, drawing, knobs)
+        job = self._generation_job(count, Method(method), length, seed, given, decoding, drawing)
+        return self._run(job, decoding, batch_size, on_call, show_progress)
+
+    def stream(self, count: int = 1, **options: Any) -> Iterator[str]:
+        """Yield texts as they are finished, batch by batch: `for text in pipe.stream(100): ...`.
+
+        The options and the texts are those of `generate`.
+        """
+        return (text for batch in self.stream_batches(count, **options) for text in batch.texts)
+
+    def stream_batches(
+        self,
+        count: int = 1,
+        *,
+        method: Method | str = Method.CON_WITHIN_DISC,
+        length: int | None = None,
+        seed: int = 0,
+        given: Given = NOTHING,
+        decoding: Decoding | None = None,
+        drawing: Drawing | None = None,
+        batch_size: int | None = None,
+        on_call: OnSnapshot | None = None,
+        show_progress: bool = True,
+        **knobs: Any,
+    ) -> Iterator[Generation]:
+        """Yield what `generate` returns, one batch at a time."""
+        decoding, drawing = self._sampling(Method(method), decoding, drawing, knobs)
+        job = self._generation_job(count, Method(method), length, seed, given, decoding, drawing)
+        batches = self._batches(job, decoding, batch_size, on_call, show_progress)
+        return (self._generation(samples, seconds, job) for samples, seconds in batches)
+
+    def decoding_for(self, method: Method) -> Decoding:
+        """Return the default config of a method. A base at temperature 0 would write one text only."""
+        guided = self.settings.decoding
+        if method is Method.BASE:
+            return Decoding(temperature=guided.temperature or 1.0, top_p=guided.top_p)
+        return guided
+
+    def _sampling(
+        self, method: Method, decoding: Decoding | None, drawing: Drawing | None, knobs: dict[str, Any]
+    ) -> tuple[Decoding, Drawing]:
+        return with_knobs(decoding or self.decoding_for(method), drawing or self.settings.drawing, knobs)
+
+    def _generation_job(
+        self,
+        count: int,
+        method: Method,
+        length: int | None,
+        seed: int,
+        given: Given,
+        decoding: Decoding,
+        drawing: Drawing,
+    ) -> Job:
         if count < 1:
             raise ValueError(f"at least one text is generated, not {count}")
-        method = Method(method)
-        decoding = self.decoding(length, calls, choices or self.default_choices(method))
-        canvas, allowed = masked_canvas(given, self.tokenizer, length=decoding.plan.length).to(self.device)
-        num_steps = 0
+        canvas = self.canvas(self.settings.canvas(length), given)
         if method is Method.BASE:
-            sample = self._sample_base(decoding, allowed, on_call)
-        else:
-            fractions = refresh_fractions if method is Method.CON_WITHIN_DISC else ()
-            sample = self._sample_guided(decoding, given, allowed, num_registers, fractions, on_call)
-            num_steps = self._num_steps(fractions, decoding)
-        made = self._in_batches(
-            sample, canvas, ("generate", seed), count, batch_size, on_call, decoding, num_steps
-        )
-        if method is Method.BASE and self.base is None:
-            made = dataclasses.replace(made, note="no base of its own: the demasker with an empty prefix")
-        return made
+            note = "no base of its own: the demasker with an empty prefix" if self.base is None else ""
+            return self._job(self._sample_base(decoding), canvas, ("generate", seed), count, decoding, note=note)
+        if method is Method.CON_THEN_DISC:
+            drawing = dataclasses.replace(drawing, refresh_at=())
+        refreshes = algorithms.calls_at(drawing.refresh_at, decoding.plan(canvas.length).num_calls)
+        num_steps = len(refreshes) * drawing.refresh_steps + (0 if 0 in refreshes else drawing.prior_steps)
+        sample = self._sample_guided(decoding, drawing, has_given_text=bool(given))
+        return self._job(sample, canvas, ("generate", seed), count, decoding, num_steps=num_steps)
 
-    def _num_steps(self, refresh_fractions: Collection[float], decoding: Decoding) -> int:
-        """Of the priors, for one batch."""
-        refreshes = algorithms.refresh_calls(refresh_fractions, decoding.plan.num_calls)
-        first = 0 if 0 in refreshes else self.settings.prior_steps
-        return first + len(refreshes) * self.settings.refresh_steps
-
-    def _sample_base(self, decoding: Decoding, allowed: Allowed | None, on_call: OnCall | None) -> Sample:
+    def _sample_base(self, decoding: Decoding) -> SampleBatch:
         demask = Guided(self.demasker) if self.base is None else Unguided(self.base)
 
-        def sample(places: range, canvas: TokenIds, streams: Streams, tick: Tick) -> Samples:
-            canvas, own, spent = self._settled(demask, canvas, decoding, allowed, streams)
+        def sample(numbers: range, canvas: Canvas, streams: Streams, watch: Watch) -> Samples:
+            canvas, spent = self._settled(demask, canvas, decoding, streams)
             return decode(
+                demask, canvas, decoding, streams=streams, spent=spent, on_call=watch.on_call, engine=self.engine
+            )
+
+        return sample
+
+    def _sample_guided(self, decoding: Decoding, drawing: Drawing, *, has_given_text: bool) -> SampleBatch:
+        """Algorithms 2 and 3. With given text, the first registers are drawn given it (decision D24)."""
+        demask = Guided(self.demasker)
+
+        def sample(numbers: range, canvas: Canvas, streams: Streams, watch: Watch) -> Samples:
+            canvas, spent = self._settled(demask, canvas, decoding, streams)
+
+            def draw(streams: Streams) -> Draw:
+                if has_given_text:
+                    return draw_given(canvas.tokens, streams, drawing.prior_steps)
+                drawn = self.draw(streams, length=canvas.length, drawing=drawing, on_step=watch.on_step)
+                return drawn.first(drawing.num_registers)
+
+            def redraw(tokens: TokenIds, streams: Streams) -> Draw:
+                return draw_given(tokens, streams, drawing.refresh_steps)
+
+            def draw_given(tokens: TokenIds, streams: Streams, num_steps: int) -> Draw:
+                drawn = self.draw_given(
+                    tokens, streams, num_steps=num_steps, drawing=drawing, on_step=watch.on_step
+                )
+                return drawn.first(drawing.num_registers)
+
+            return algorithms.con_within_disc(
+                draw,
+                redraw,
                 demask,
                 canvas,
                 decoding,
-                allowed=own,
                 streams=streams,
+                refresh_at=drawing.refresh_at,
                 spent=spent,
-                on_call=on_call or tick,
+                on_call=watch.on_call,
                 engine=self.engine,
             )
 
         return sample
 
     def _settled(
-        self, demask: Demask, canvas: TokenIds, decoding: Decoding, allowed: Allowed | None, streams: Streams
-    ) -> tuple[TokenIds, Allowed | None, Cost]:
-        """Canvases on which given text is whole again, and which tokens may stand where it was healed."""
-        if allowed is None:
-            return canvas, None, NO_COST
-        own = allowed.repeated(len(canvas))
-        tokens, spent = settle(demask, canvas, decoding, own, streams=streams)
-        return tokens, own, spent
-
-    def _sample_guided(
-        self,
-        decoding: Decoding,
-        given: Given,
-        allowed: Allowed | None,
-        num_registers: int | None,
-        refresh_fractions: Collection[float],
-        on_call: OnCall | None,
-    ) -> Sample:
-        """Algorithms 2 and 3; with something given, the first registers are drawn given it (decision D24)."""
-        settings = self.settings
-        kept = settings.num_registers if num_registers is None else num_registers
-        if kept is not None and kept < 1:
-            raise ValueError(f"at least one register guides, not {kept}: method base is guided by none")
-
-        def draw(canvas: TokenIds, streams: Streams, tick: Tick) -> Draw:
-            if given:
-                return self.draw_given(canvas, streams, num_steps=settings.prior_steps, on_step=tick).first(kept)
-            return self.draw(streams, length=canvas.shape[1], on_step=tick).first(kept)
-
-        def redraw(tokens: TokenIds, streams: Streams, tick: Tick) -> Draw:
-            return self.draw_given(tokens, streams, num_steps=settings.refresh_steps, on_step=tick).first(kept)
-
-        def sample(places: range, canvas: TokenIds, streams: Streams, tick: Tick) -> Samples:
-            demask = Guided(self.demasker)
-            canvas, own, spent = self._settled(demask, canvas, decoding, allowed, streams)
-            return algorithms.con_within_disc(
-                lambda drawn: draw(canvas, drawn, tick),
-                lambda tokens, drawn: redraw(tokens, drawn, tick),
-                demask,
-                canvas,
-                decoding,
-                allowed=own,
-                streams=streams,
-                refresh_fractions=refresh_fractions,
-                spent=spent,
-                on_call=on_call or tick,
-                engine=self.engine,
-            )
-
-        return sample
+        self, demask: Demask, canvas: Canvas, decoding: Decoding, streams: Streams
+    ) -> tuple[Canvas, Cost]:
+        """Fill the positions where given text was healed."""
+        return (canvas, NO_COST) if canvas.allowed is None else settle(demask, canvas, decoding, streams=streams)
 
     # ------------------------------------------------------------ registers from the priors
 
@@ -383,34 +407,39 @@ class Crocodil:
             encoder=self.encoder if self.condition_encoder is None else self.condition_encoder,
             tokenizer=self.tokenizer,
             retokenizer=self._retokenizer,
-            settings=self.settings,
             engine=self.engine,
         )
 
     def draw(
-        self, streams: Streams, *, length: int | None = None, on_step: algorithms.OnStep | None = None
+        self,
+        streams: Streams,
+        *,
+        length: int | None = None,
+        drawing: Drawing | None = None,
+        on_step: OnStep | None = None,
     ) -> Draw:
-        """Registers of a text like those of the training data, on a canvas of this length."""
-        return self.priors.draw(streams, length=length or self.settings.length, on_step=on_step)
+        """Draw registers of a text like those of the training data, for a canvas of this length."""
+        length = length or self.settings.length
+        return self.priors.draw(streams, drawing or self.settings.drawing, length=length, on_step=on_step)
 
     def draw_given(
-        self, tokens: TokenIds, streams: Streams, *, num_steps: int, on_step: algorithms.OnStep | None = None
+        self,
+        tokens: TokenIds,
+        streams: Streams,
+        *,
+        num_steps: int,
+        drawing: Drawing | None = None,
+        on_step: OnStep | None = None,
     ) -> Draw:
-        """Registers of a text of which the unmasked tokens are seen, and nothing else."""
-        return self.priors.draw_given(tokens, streams, num_steps=num_steps, on_step=on_step)
+        """Draw registers given the visible tokens of a text."""
+        drawing = drawing or self.settings.drawing
+        return self.priors.draw_given(tokens, streams, drawing, num_steps=num_steps, on_step=on_step)
 
     def condition(self, tokens: TokenIds) -> RegisterBank:
-        """What the conditional prior is given of a text: the registers of its unmasked tokens."""
+        """Encode the visible tokens: the condition of the conditional prior."""
         return self.priors.condition(tokens)
 
-    # ------------------------------------------------------------ canvases and plans
-
-    def default_choices(self, method: Method) -> Choices:
-        """For generating. A base has no registers to guide it, nor to vary its texts: at 0 it would have one."""
-        own = self.settings
-        if method is Method.BASE:
-            return Choices(temperature=own.temperature or 1.0, top_p=own.top_p)
-        return Choices(rule=RULES[own.rule], temperature=own.temperature, top_p=own.top_p, guidance=own.guidance)
+    # ------------------------------------------------------------ canvases
 
     @property
     def device(self) -> torch.device:
@@ -421,8 +450,12 @@ class Crocodil:
         assert self.tokenizer.special.mask is not None
         return self.tokenizer.special.mask
 
+    @cached_property
+    def _retokenizer(self) -> Retokenizer | None:
+        return None if self.encoder_tokenizer is None else Retokenizer(self.tokenizer, self.encoder_tokenizer)
+
     def at_length(self, length: int) -> "Crocodil":
-        """The same model on canvases of this length alone."""
+        """Return the same model for canvases of this length alone."""
         if length not in self.settings.lengths:
             lengths = " and ".join(map(str, self.settings.lengths))
             raise ValueError(f"this model was trained on canvases of {lengths} tokens, not {length}")
@@ -430,78 +463,113 @@ class Crocodil:
         return dataclasses.replace(self, settings=settings)
 
     def fitting(self, text: str) -> tuple[str, str]:
-        """The part of a text for which the longest canvas has room, and the rest."""
+        """Return the part of a text that fits the longest canvas, and the rest."""
         return cut_to_fit(text, self.tokenizer, length=self.settings.lengths[-1])
 
     def pieces(self, text: str) -> list[str]:
-        """A text of any length as pieces that fit the longest canvas; they end with a line where they can."""
+        """Split a text of any length into pieces that fit the longest canvas, at line breaks where possible."""
         return split_to_fit(text, self.tokenizer, length=self.settings.lengths[-1])
 
     def canvas_length(self, texts: Sequence[str]) -> int:
-        """The model's own where it has room for all texts, else the first longer one that does, or the longest."""
+        """Return the default length if all texts fit, else the next longer one that fits, or the longest."""
         longer = [length for length in self.settings.lengths if length >= self.settings.length]
         return fitting_length(texts, self.tokenizer, longer)
 
     def tokens_of(self, texts: Sequence[str], *, cut: bool = False) -> TokenIds:
-        """Texts as canvases of one length."""
+        """Tokenize texts on canvases of one length."""
         length = self.canvas_length(texts)
         return text_canvases(texts, self.tokenizer, length=length, cut=cut).to(self.device)
 
-    def canvas(self, length: int, given: Given = NOTHING) -> Int[Tensor, "N"]:
-        """The beginning and what is given; the rest is masked."""
-        return masked_canvas(given, self.tokenizer, length=length).tokens.to(self.device)
-
-    def decoding(self, length: int | None, calls: int | None, choices: Choices) -> Decoding:
-        return choices.decoding(self.settings.canvas(length), calls, self.tokenizer.special)
+    def canvas(self, length: int, given: Given = NOTHING) -> Canvas:
+        """Return one canvas: BOS and the given text, the rest masked. A base without BOS cannot tell positions."""
+        return masked_canvas(given, self.tokenizer, length=length).to(self.device)
 
     # ------------------------------------------------------------ batches and costs
+
+    @cached_property
+    def engine(self) -> Engine:
+        """On CUDA calls are recorded once as graphs and replayed."""
+        return engine_for(self.device, compiled=self.compiled)
 
     def affordable_batch(self, length: int) -> int:
         return affordable_batch(self.demasker.config, length, self.device)
 
-    def _in_batches(
+    def _job(
         self,
-        sample: Sample,
-        canvas: Int[Tensor, "N"],
+        sample: SampleBatch,
+        canvas: Canvas,
         key: tuple[str, int],
         count: int,
-        batch_size: int | None,
-        on_call: OnCall | None,
         decoding: Decoding,
+        *,
         num_steps: int = 0,
+        note: str = "",
+    ) -> Job:
+        num_ticks = decoding.plan(canvas.length).num_calls + num_steps
+        return Job(sample, canvas, key, count, num_ticks, note)
+
+    def _run(
+        self,
+        job: Job,
+        decoding: Decoding,
+        batch_size: int | None,
+        on_call: OnSnapshot | None,
+        show_progress: bool,
     ) -> Generation:
-        """`num_steps` of a prior are taken for each batch."""
-        size, started_at = batch_size or self.affordable_batch(len(canvas)), time.perf_counter()
-        num_ticks = decoding.plan.num_calls + num_steps
-        watched = on_call is not None
-        made = in_batches(sample, canvas, key, count=count, size=size, num_ticks=num_ticks, watched=watched)
-        seconds = time.perf_counter() - started_at
-        num_registers = None if made.registers is None else made.registers.shape[1]
+        batches = list(self._batches(job, decoding, batch_size, on_call, show_progress))
+        seconds = sum(seconds for _, seconds in batches)
+        return self._generation(joined([samples for samples, _ in batches]), seconds, job)
+
+    def _batches(
+        self,
+        job: Job,
+        decoding: Decoding,
+        batch_size: int | None,
+        on_call: OnSnapshot | None,
+        show_progress: bool,
+    ) -> Iterator[tuple[Samples, float]]:
+        size = batch_size or self.affordable_batch(job.canvas.length)
+        if on_call is None:
+            return job.batches(size, show_progress=show_progress)
+        num_calls = decoding.plan(job.canvas.length).num_calls
+
+        def take_snapshot(tokens: TokenIds, call: int, cost: Cost) -> None:
+            on_call(Snapshot(tokens, call, num_calls, cost, self.tokenizer))
+
+        return job.batches(size, show_progress=False, watch=Watch(take_snapshot, lambda *_: None))
+
+    def _generation(self, samples: Samples, seconds: float, job: Job) -> Generation:
+        length = job.canvas.length
+        num_registers = None if samples.registers is None else samples.registers.shape[1]
         return Generation(
-            texts=[self.tokenizer.decode(ids) for ids in made.tokens.tolist()],
-            tokens=made.tokens,
-            registers=made.registers,
-            cost=made.cost,
-            costs=made.costs,
-            nfe=costs.mean(self.nfe, made.costs),
-            flop_nfe=costs.mean(
-                lambda cost: self.flop_nfe(cost, length=len(canvas), num_registers=num_registers), made.costs
+            texts=[self.tokenizer.decode(ids) for ids in samples.tokens.tolist()],
+            tokens=samples.tokens,
+            registers=samples.registers,
+            cost=samples.cost,
+            costs=samples.costs,
+            nfe=mean_price(self.nfe, samples.costs),
+            flop_nfe=mean_price(
+                lambda cost: self.flop_nfe(cost, length=length, num_registers=num_registers), samples.costs
             ),
             seconds=seconds,
+            note=job.note,
         )
+
+    @cached_property
+    def pricing(self) -> Pricing:
+        return Pricing(self.demasker, self.encoder, (self.prior, self.conditional))
 
     def nfe(self, cost: Cost) -> float:
-        """In the paper's unit; where the two priors differ in size, all calls count as of the larger one."""
-        return costs.nfe(cost, demasker=self.demasker, prior=costs.largest((self.prior, self.conditional)))
+        """Return the cost in the paper's unit."""
+        return self.pricing.nfe(cost)
 
     def flop_nfe(self, cost: Cost, *, length: int, num_registers: int | None) -> float:
-        """In calls of the base over the bare text; `num_registers` is None where nothing guided."""
-        is_bare = num_registers is None and self.base is not None  # else there is a prefix, if only an empty one
-        return costs.flop_nfe(
-            cost,
-            demasker=self.demasker,
-            prior=costs.largest((self.prior, self.conditional)),
-            encoder=self.encoder,
-            length=length,
-            prefix=None if is_bare else num_registers or 0,
-        )
+        """Return the cost in calls of the base over the text alone; `num_registers` is None without guidance."""
+        has_no_prefix = num_registers is None and self.base is not None  # else there is one, possibly empty
+        return self.pricing.flop_nfe(cost, length=length, prefix=None if has_no_prefix else num_registers or 0)
+
+
+def _only_decoding(decoding: Decoding, knobs: dict[str, Any]) -> Decoding:
+    if unknown := sorted(set(knobs) - {field.name for field in dataclasses.fields(decoding)}):
+        raise ValueError(f"no decoding option {unknown[0]!r}")
+    return dataclasses.replace(decoding, **knobs)

@@ -1,6 +1,5 @@
 """A model folder: crocodil.json, tokenizer.json and a folder for each network."""
 
-import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,7 +15,7 @@ from crocodil.models.demasker import Demasker
 from crocodil.models.llada import LLaDA
 from crocodil.models.register_denoiser import RegisterDenoiser
 from crocodil.models.register_encoder import RegisterEncoder
-from crocodil.pipeline.settings import FORMAT, FORMAT_VERSION, SETTINGS_FILE, Settings, model_folder, read_settings
+from crocodil.pipeline.settings import SETTINGS_FILE, Settings, model_folder, read_settings, to_json
 from crocodil.runtime.atomic import whole_directory
 from crocodil.text.tokenizer import Tokenizer
 
@@ -47,8 +46,7 @@ def write_folder(
     if target.exists():
         raise ValueError(f"{target} exists: models are never overwritten, choose another directory")
     with whole_directory(target) as unfinished:
-        about = {"format": FORMAT, "format_version": FORMAT_VERSION, **dataclasses.asdict(settings)}
-        (unfinished / SETTINGS_FILE).write_text(json.dumps(about, indent=2) + "\n")
+        (unfinished / SETTINGS_FILE).write_text(json.dumps(to_json(settings), indent=2) + "\n")
         tokenizer.save(unfinished / TOKENIZER_FILE)
         if encoder_tokenizer is not None:
             encoder_tokenizer.save(unfinished / ENCODER_TOKENIZER_FILE)

@@ -1,59 +1,25 @@
-"""What one asks of a model, and what one gets."""
+"""What the pipeline returns: registers, texts with their costs, and snapshots of a decoding."""
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import torch
 
-from crocodil.models.demasker import Demasker
-from crocodil.models.register_denoiser import RegisterDenoiser
-from crocodil.models.register_encoder import RegisterEncoder
-from crocodil.processes.plan import DecodePlan
-from crocodil.processes.reveal import MostConfident, RevealRule
-from crocodil.runtime.config import Guidance, Length, Temperature, TopP, config
-from crocodil.sampling.cost import Cost, Size, num_parameters
-from crocodil.sampling.decode import Decoding
+from crocodil.sampling.cost import Cost
 from crocodil.shapes import RegisterBank, TokenIds
-from crocodil.text.tokenizer import SpecialIds
-
-
-@config
-class Choices:
-    """In which order and how boldly tokens are found."""
-
-    block_size: Length | None = None  # None: the whole canvas is one block
-    rule: RevealRule = field(default_factory=MostConfident)
-    temperature: Temperature = 0.0
-    top_p: TopP = 1.0
-    guidance: Guidance = 1.0
-    eos_last: bool = True
-
-    def decoding(self, length: int, calls: int | None, special: SpecialIds) -> Decoding:
-        """The same for the decode loop: on a canvas of this length, in so many calls."""
-        assert special.mask is not None
-        return Decoding(
-            plan=DecodePlan.usual(length, block_size=self.block_size, num_calls=calls),
-            mask_id=special.mask,
-            rule=self.rule,
-            temperature=self.temperature,
-            top_p=self.top_p,
-            guidance=self.guidance,
-            eos_id=special.eos,
-            eos_last=self.eos_last,
-        )
-
+from crocodil.text.tokenizer import Tokenizer
 
 SEPARATOR = "-" * 40  # between texts that are printed
-GREEDY = Choices()
+HIDDEN = "░"  # stands for a masked token
 
 
 @dataclass(frozen=True)
 class Registers:
-    """Registers of texts, K for each, and the length of the canvas that they describe.
+    """The registers of texts, K for each, and the length of the canvas they describe.
 
-    `registers[:, :k]` is the coarser description of all texts, `registers[a:b]` are those of some.
+    `registers[:, :k]` is a coarser description of all texts, `registers[a:b]` selects texts.
     """
 
     bank: RegisterBank
@@ -72,13 +38,15 @@ class Registers:
 
 @dataclass(frozen=True, kw_only=True)
 class Generation:
+    """Texts and their cost. Printed, it is the texts."""
+
     texts: list[str]
     tokens: TokenIds
-    registers: RegisterBank | None  # those in use at the end; None where nothing guided
-    cost: Cost  # the calls that were made, all batches together
-    costs: list[Cost]  # of each sample: the calls it would have taken alone
-    nfe: float  # of a sample on average, in the paper's unit
-    flop_nfe: float  # the same weighted by positions too, in calls of the base over the bare text
+    registers: RegisterBank | None  # those in use at the end; None without guidance
+    cost: Cost  # the calls that were made for all batches
+    costs: list[Cost]  # of each sample: its calls if decoded alone
+    nfe: float  # per sample, in the paper's unit
+    flop_nfe: float  # per sample, in calls of the base over the text alone
     seconds: float
     note: str = ""  # what the caller may not expect
 
@@ -86,37 +54,24 @@ class Generation:
         return f"\n{SEPARATOR}\n".join(self.texts)
 
 
-def largest(priors: Iterable[RegisterDenoiser | None]) -> RegisterDenoiser | None:
-    return max((prior for prior in priors if prior is not None), key=num_parameters, default=None)
+@dataclass(frozen=True)
+class Snapshot:
+    """A batch after one demasker call, as a callback sees it."""
+
+    tokens: TokenIds
+    call: int  # from 0
+    num_calls: int
+    cost: Cost  # so far
+    tokenizer: Tokenizer
+
+    @property
+    def texts(self) -> list[str]:
+        """The texts so far, with a block for each masked token."""
+        return [partial_text(ids, self.tokenizer) for ids in self.tokens.tolist()]
 
 
-def nfe(cost: Cost, *, demasker: Demasker, prior: RegisterDenoiser | None) -> float:
-    """In the paper's unit: a call of the prior counts by its parameters, one of the encoder not at all."""
-    return cost.nfe(demasker_parameters=num_parameters(demasker), denoiser_parameters=num_parameters(prior))
-
-
-def flop_nfe(
-    cost: Cost,
-    *,
-    demasker: Demasker,
-    prior: RegisterDenoiser | None,
-    encoder: RegisterEncoder,
-    length: int,
-    prefix: int | None,
-) -> float:
-    """In calls of the base over the bare text.
-
-    `prefix` is how many registers stood before the text, between START and END; None: not even these two.
-    """
-    base = Size(num_parameters(demasker.backbone), length)
-    return cost.flop_nfe(
-        unit=base,
-        demasker=base if prefix is None else Size(num_parameters(demasker), length + 2 + prefix),
-        denoiser=Size(num_parameters(prior), 0 if prior is None else prior.config.num_registers),
-        encoder=Size(num_parameters(encoder), length + encoder.config.num_registers),
-    )
-
-
-def mean(value: Callable[[Cost], float], costs: Sequence[Cost]) -> float:
-    """Most samples cost the same, and to count parameters takes a while."""
-    return sum(times * value(cost) for cost, times in Counter(costs).items()) / len(costs)
+def partial_text(ids: Sequence[int], tokenizer: Tokenizer) -> str:
+    special = tokenizer.special
+    text = [token for token in ids if token not in (special.bos, special.eos)]
+    pieces = ((is_hidden, list(run)) for is_hidden, run in groupby(text, lambda token: token == special.mask))
+    return "".join(HIDDEN * len(run) if is_hidden else tokenizer.decode(run) for is_hidden, run in pieces)

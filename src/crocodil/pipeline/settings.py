@@ -1,26 +1,16 @@
-"""How a model is used: the settings beside its weights. Loads no torch, so that a wrong option is told at once."""
+"""What crocodil.json says: how a model is used. Does not import torch, so that options are checked quickly."""
 
 import os
+from collections.abc import Mapping
+from dataclasses import asdict, field
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
-from crocodil.processes.plan import RuleName
-from crocodil.runtime.config import (
-    Coherence,
-    Guidance,
-    Length,
-    Positive,
-    Share,
-    Steps,
-    Temperature,
-    TopP,
-    Width,
-    config,
-    config_from_json,
-    read_json,
-)
+from crocodil.runtime.config import Length, config, config_from_json, read_json
+from crocodil.sampling.configs import Decoding, Drawing
 
-FORMAT, FORMAT_VERSION = "crocodil model", 1
+FORMAT, FORMAT_VERSION = "crocodil model", 2
 SETTINGS_FILE = "crocodil.json"
 BUILTIN = "builtin"  # the model that ships with the package
 
@@ -29,45 +19,38 @@ class Method(StrEnum):
     """Where the registers come from that guide a generation."""
 
     BASE = "base"  # none: plain masked diffusion
-    CON_THEN_DISC = "conthendisc"  # Algorithm 2: the prior
-    CON_WITHIN_DISC = "conwithindisc"  # Algorithm 3: the prior, and again the conditional prior on the way
+    CON_THEN_DISC = "conthendisc"  # Algorithm 2: from the prior
+    CON_WITHIN_DISC = "conwithindisc"  # Algorithm 3: from the prior, and later from the conditional prior
 
     @classmethod
     def _missing_(cls, value: object) -> "Method":
         raise ValueError(f"no method {value!r}: take one of {', '.join(cls)}")
 
 
-# Settings that are younger than some folders, with what was so without them.
-YOUNGER = {"coherence": 0.0, "rule": "most confident", "time_shift": 1.0}
-
-
 @config
 class Settings:
-    """How a model is used: written beside its weights."""
+    """How a model is used, unless a caller asks otherwise."""
 
-    length: Length  # of a canvas in tokens, unless another is asked for
-    lengths: tuple[Length, ...] = ()  # of all canvases it was trained on; none: of that length alone
-    largest_offset: Share = 0.1  # of the priors' block offsets, as in training (decision D4)
-    time_shift: Positive = 1.0  # of the priors' diffusion times, as in training
-    prior_steps: Steps = 128  # Sec. 5
-    refresh_steps: Steps = 32  # Sec. 5
-    eta: Share = 0.0  # of both draws: 0 is DDIM (App. E), 1 draws fresh noise at every step
-    coherence: Coherence = 0.0  # of both draws: away from registers that do not see each other (decision D33)
-    num_registers: Width | None = None  # the first of those drawn, which guide a generation; None: all
-    rule: RuleName = "most confident"  # which tokens a guided call keeps
-    temperature: Temperature = 1.0  # of generated tokens
-    top_p: TopP = 1.0
-    guidance: Guidance = 1.0
+    length: Length  # of a canvas in tokens
+    lengths: tuple[Length, ...] = ()  # all canvas lengths of its training; default: `length` alone
+    decoding: Decoding = field(default_factory=lambda: Decoding(temperature=1.0))  # of guided generation
+    drawing: Drawing = field(default_factory=Drawing)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "lengths", tuple(sorted({*self.lengths, self.length})))
 
     def canvas(self, length: int | None) -> int:
-        """The length of a canvas: the one asked for, if the model can fill it, or its own."""
+        """Return the length of a canvas: the one asked for, if the model can fill it, or the default."""
         length = self.length if length is None else length
         if not 2 <= length <= self.lengths[-1]:
             raise ValueError(f"this model fills canvases of 2 to {self.lengths[-1]} tokens, not {length}")
         return length
+
+
+def to_json(settings: Settings) -> dict[str, Any]:
+    if not isinstance(settings.decoding.rule, str):
+        raise ValueError("a model's settings name a reveal rule; a rule of your own cannot be saved")
+    return {"format": FORMAT, "format_version": FORMAT_VERSION, **asdict(settings)}
 
 
 def model_folder(path_or_name: str | os.PathLike[str]) -> Path:
@@ -80,8 +63,40 @@ def model_folder(path_or_name: str | os.PathLike[str]) -> Path:
 
 
 def read_settings(file: Path) -> Settings:
-    about = read_json(file)
-    found = (about.pop("format", None), about.pop("format_version", None))
-    if found != (FORMAT, FORMAT_VERSION):
-        raise ValueError(f"{file} is not version {FORMAT_VERSION} of this project's model format")
-    return config_from_json(Settings, YOUNGER | about, file)
+    values = read_json(file)
+    name, version = values.pop("format", None), values.pop("format_version", None)
+    if name != FORMAT or version not in (1, FORMAT_VERSION):
+        raise ValueError(f"{file} is not version 1 or {FORMAT_VERSION} of this project's model format")
+    if version == 1:
+        values = _from_version_1(values, file)
+    for part, config_class in (("decoding", Decoding), ("drawing", Drawing)):
+        if isinstance(values.get(part), dict):  # a knob that is newer than the file has its default
+            values[part] = asdict(config_class()) | values[part]
+    return config_from_json(Settings, values, file)
+
+
+# Format 1 had all fields side by side; three of them were added later.
+DEFAULTS_FOR_OLD_FILES: dict[str, Any] = {"coherence": 0.0, "rule": "confidence", "time_shift": 1.0}
+_VERSION_1 = {
+    "decoding": ("rule", "temperature", "top_p", "guidance"),
+    "drawing": (
+        "prior_steps",
+        "refresh_steps",
+        "eta",
+        "pag_scale",
+        "num_registers",
+        "largest_offset",
+        "time_shift",
+    ),
+}
+
+
+def _from_version_1(values: Mapping[str, Any], file: Path) -> dict[str, Any]:
+    flat = {**DEFAULTS_FOR_OLD_FILES, **values}
+    flat["pag_scale"] = flat.pop("coherence")
+    nested: dict[str, Any] = {}
+    for part, names in _VERSION_1.items():
+        if missing := [name for name in names if name not in flat]:
+            raise ValueError(f"{file}: {missing[0]} is missing")
+        nested[part] = {name: flat.pop(name) for name in names}
+    return flat | nested

@@ -6,22 +6,30 @@ register has a diffusion time of its own, 0 clean and 1 noise, so that block off
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from crocodil.runtime.graphs import Play, eager
 from crocodil.seeding import Streams
 from crocodil.shapes import PerSample, RegisterBank, RegisterTime
 
+
+class Denoised(NamedTuple):
+    """The output of a denoiser."""
+
+    clean: RegisterBank  # the z_0 that a step moves to, guidance included
+    prediction: RegisterBank  # what a self-conditioned denoiser is given at the next step
+
+
 Denoise: TypeAlias = Callable[[RegisterBank, RegisterTime], RegisterBank]  # g_psi(z_s, s) -> z_0
-# z_s, the z_0 guessed a step ago, s, the next s, fresh noise -> the next z_s and this step's guess
-Step: TypeAlias = Callable[
-    [RegisterBank, RegisterBank, RegisterTime, RegisterTime, RegisterBank | None],
-    tuple[RegisterBank, RegisterBank],
-]
+# The same with the last prediction and any further inputs, as DDIM calls it.
+DenoiseAgain: TypeAlias = Callable[..., Denoised]
+OnStep: TypeAlias = Callable[[int, int], None]  # how many steps are done, and how many there are
 Offsets: TypeAlias = Float[Tensor, "K"]
 
 SCHEDULE_SHIFT = 0.008  # Nichol and Dhariwal (2021), "Improved DDPM", Sec. 3.2
@@ -83,34 +91,7 @@ def ddim_times(num_steps: int, offsets: Offsets) -> list[float]:
 
 
 def ddim(
-    denoise: Denoise,
-    noise: RegisterBank,
-    times: Sequence[float],
-    *,
-    offsets: Offsets,
-    eta: float = 0.0,
-    streams: Streams | None = None,
-) -> RegisterBank:
-    """G_psi(noise): DDIM with x0-prediction over any falling sequence of base times (Song et al., 2021).
-
-    `eta` = 0 is deterministic, 1 is DDPM's ancestral sampling; above 0 it draws from `streams`.
-    """
-
-    def step(
-        registers: RegisterBank,
-        _: RegisterBank,
-        time: RegisterTime,
-        next_time: RegisterTime,
-        fresh: RegisterBank | None,
-    ) -> tuple[RegisterBank, RegisterBank]:
-        clean = denoise(registers, time)
-        return ddim_step(registers, clean, time, next_time, eta=eta, fresh=fresh), clean
-
-    return walk(step, noise, times, offsets=offsets, eta=eta, streams=streams)
-
-
-def walk(
-    step: Step,
+    denoise: DenoiseAgain,
     noise: RegisterBank,
     times: Sequence[float],
     *,
@@ -118,23 +99,55 @@ def walk(
     shift: float = 1.0,
     eta: float = 0.0,
     streams: Streams | None = None,
+    inputs: Sequence[Tensor] = (),
+    on_step: OnStep | None = None,
+    play: Play = eager,
 ) -> RegisterBank:
-    """From noise to registers, a step at a time; before the first the guess is zero."""
-    if any(later >= earlier for earlier, later in pairwise(times)) or len(times) < 2:
-        raise ValueError(f"DDIM's base times must fall from step to step, these do not: {list(times)}")
-    if offsets.max() + times[-1] > 0:
-        raise ValueError(f"base time {times[-1]} leaves noise: it must end at {-offsets.max():.3g}")
+    """Compute G_psi(noise): DDIM with x0-prediction over a falling sequence of base times (Song et al., 2021).
+
+    `eta` = 0 is deterministic, 1 is DDPM's ancestral sampling; above 0 it draws from `streams`. `denoise` gets the
+    registers, their times, its last prediction (zero at first) and `inputs`. `play` executes a step.
+    """
+    _check_times(times, offsets)
     if eta and streams is None:
         raise ValueError("eta > 0 draws fresh noise: pass streams")
-    registers, guess = noise, torch.zeros_like(noise)
+    registers, prediction = noise, torch.zeros_like(noise)
+    step = DDIMStep(denoise, eta)
     base_times = torch.tensor(times, device=noise.device)[:, None].expand(-1, len(noise))
-    time = effective_time(base_times[0], offsets.to(noise.device), shift=shift)
-    for number, base_time in enumerate(base_times[1:]):
-        next_time = effective_time(base_time, offsets.to(noise.device), shift=shift)
+    register_times = [effective_time(time, offsets.to(noise.device), shift=shift) for time in base_times]
+    for number, (time, next_time) in enumerate(pairwise(register_times)):
         fresh = streams.at("ddim", number).normal(*noise.shape[1:]) if eta and streams else None
-        registers, guess = step(registers, guess, time, next_time, fresh)
-        time = next_time
+        registers, prediction = play(step, step, (registers, prediction, time, next_time, fresh, *inputs))
+        if on_step is not None:
+            on_step(number + 1, len(times) - 1)
     return registers
+
+
+def _check_times(times: Sequence[float], offsets: Offsets) -> None:
+    if any(later >= earlier for earlier, later in pairwise(times)) or len(times) < 2:
+        raise ValueError(f"the base times of DDIM must fall from step to step, these do not: {list(times)}")
+    if offsets.max() + times[-1] > 0:
+        raise ValueError(f"base time {times[-1]} leaves noise: the last one must be {-offsets.max():.3g}")
+
+
+@dataclass(frozen=True)
+class DDIMStep:
+    """One step of DDIM as a function of tensors: a GPU can record it as a graph."""
+
+    denoise: DenoiseAgain
+    eta: float
+
+    def __call__(
+        self,
+        registers: RegisterBank,
+        last_prediction: RegisterBank,
+        time: RegisterTime,
+        next_time: RegisterTime,
+        fresh: RegisterBank | None,
+        *inputs: Tensor,
+    ) -> tuple[RegisterBank, RegisterBank]:
+        clean, prediction = self.denoise(registers, time, last_prediction, *inputs)
+        return ddim_step(registers, clean, time, next_time, eta=self.eta, fresh=fresh), prediction
 
 
 def ddim_step(

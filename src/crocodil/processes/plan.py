@@ -5,14 +5,28 @@ Whole numbers only. Does not import torch, so that settings can be checked befor
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
 
 from crocodil.runtime.config import Length, config
 
-# Which tokens a call keeps: the rules are in `crocodil.processes.masking`.
-RuleName = Literal["most confident", "noisy confidence", "at random", "remask", "remask by confidence"]
+# Names of the reveal rules, which are in `crocodil.processes.reveal`.
+RULE_NAMES = ("confidence", "noisy-confidence", "random", "remask", "remask-confidence")
+OLD_RULE_NAMES = {  # in model folders of format 1 and in older rows of results
+    "most confident": "confidence",
+    "noisy confidence": "noisy-confidence",
+    "at random": "random",
+    "remask by confidence": "remask-confidence",
+}
 
-TOKENS_A_CALL = 16  # unless a number of calls is asked for
+
+def rule_name(name: str) -> str:
+    """Return today's name of a reveal rule."""
+    name = OLD_RULE_NAMES.get(name, name)
+    if name not in RULE_NAMES:
+        raise ValueError(f"should be a reveal rule ({', '.join(RULE_NAMES)}), not {name!r}")
+    return name
+
+
+TOKENS_PER_CALL = 16  # the default number of calls
 
 
 @dataclass(frozen=True)
@@ -60,7 +74,7 @@ class DecodePlan:
         """One block and sixteen tokens for every call, unless asked otherwise."""
         block_size = length if block_size is None else block_size
         if num_calls is None:
-            num_calls = length // max(block_size, 1) * max(1, block_size // TOKENS_A_CALL)
+            num_calls = length // max(block_size, 1) * max(1, block_size // TOKENS_PER_CALL)
         return cls(length=length, block_size=block_size, num_calls=num_calls)
 
     @property

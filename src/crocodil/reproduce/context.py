@@ -1,7 +1,7 @@
 """What every experiment is given: a model, held-out programs, a judge, and how much to do."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
@@ -21,8 +21,9 @@ from crocodil.processes.masking import mask_tokens
 from crocodil.reproduce.judging import Court, Reference
 from crocodil.reproduce.protocol import Setting
 from crocodil.reproduce.store import MODEL, Row, Store
+from crocodil.sampling.configs import Drawing
 from crocodil.sampling.cost import Cost
-from crocodil.sampling.decode import Draw
+from crocodil.sampling.state import Draw
 from crocodil.seeding import Streams
 from crocodil.shapes import RegisterBank, TokenIds
 from crocodil.text.tokenizer import Tokenizer
@@ -171,26 +172,25 @@ def with_base(pipe: Crocodil, folder: Path | None) -> Crocodil:
 
 
 def with_steps(pipe: Crocodil, setting: Setting) -> Crocodil:
-    """The priors take the setting's steps, or else the model's own."""
-    own = pipe.settings
-    settings = replace(
-        own,
-        prior_steps=setting.prior_steps or own.prior_steps,
-        refresh_steps=setting.refresh_steps or own.refresh_steps,
-        eta=own.eta if setting.eta is None else setting.eta,
-        coherence=own.coherence if setting.coherence is None else setting.coherence,
-    )
-    return replace(pipe, settings=settings)
+    """Return the model with the protocol's changes to how registers are drawn."""
+    drawing = replace(pipe.settings.drawing, **setting.drawing)
+    return replace(pipe, settings=replace(pipe.settings, drawing=drawing))
 
 
 def parts(pipe: Crocodil, uses: Collection[str] | None = None) -> Row:
     """What tells models apart: all networks, None where there is none, and how registers are drawn."""
-    own = pipe.settings
-    steps, kept = f"{own.prior_steps} + {own.refresh_steps} steps", f"{own.num_registers or 'all'} registers"
-    shifted = "" if own.time_shift == 1 else f", time shift {own.time_shift}"  # older rows know of none
-    drawing = f"{steps}, eta {own.eta}, coherence {own.coherence}, {kept}{shifted}"
-    found = {**{name: fingerprint(getattr(pipe, name)) for name in NETWORKS}, DRAWING: drawing}
+    found = {
+        **{name: fingerprint(getattr(pipe, name)) for name in NETWORKS},
+        DRAWING: described(pipe.settings.drawing),
+    }
     return found if uses is None else {name: found[name] for name in uses}
+
+
+def described(drawing: Drawing) -> str:
+    """Return the fields that differ from the defaults; rows stay valid when a knob is added."""
+    usual = asdict(Drawing())
+    changed = {name: value for name, value in asdict(drawing).items() if value != usual[name]}
+    return ", ".join(f"{name} {value}" for name, value in changed.items()) or "default"
 
 
 def of_base(pipe: Crocodil) -> tuple[str, ...]:

@@ -71,18 +71,6 @@ class Section:
 
 # ---------------------------------------------------------------- cells
 
-RULE_NAMES = {
-    "most confident": "confidence",
-    "noisy confidence": "noisy-confidence",
-    "at random": "random",
-    "remask by confidence": "remask-confidence",
-}  # names in rows of older versions
-
-
-def rule_name(text: str) -> str:
-    """Return the current name of a reveal rule."""
-    return RULE_NAMES.get(text, text)
-
 
 def number(value: float | None, digits: int = 3) -> str:
     """Return the value with this many significant digits and no exponent; integers are written in full."""

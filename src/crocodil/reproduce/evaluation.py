@@ -2,18 +2,18 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from crocodil.corpus.shards import Corpus
 from crocodil.judges import cut_alike
 from crocodil.pipeline import Crocodil, Method
-from crocodil.processes.reveal import RULES
 from crocodil.reproduce.context import Lab, held_out
 from crocodil.reproduce.judging import Court
-from crocodil.reproduce.protocol import FULL, Candidate
+from crocodil.reproduce.protocol import FULL
 from crocodil.reproduce.store import Row, commit
-from crocodil.reproduce.sweep import choices_for, measured, method_of, own_candidate
+from crocodil.reproduce.sweep import decoding_row, measured, method_of
 
 FEWEST_FOR_MAUVE = 200  # texts on each side: with fewer, MAUVE is near 1 for texts that have little in common
 
@@ -32,20 +32,17 @@ def evaluate_model(
     seed: int,
 ) -> Row:
     """Generate as `pipe.generate` does, and judge against a split: None is what the model's own settings say."""
-    if rule is not None and rule not in RULES:
-        raise ValueError(f"no reveal rule {rule!r}: take one of {', '.join(RULES)}")
     setting = replace(FULL, name="evaluate", num_samples=count, num_swept=count)
     lab = Lab.around(pipe, corpus=corpus, court=court, setting=setting, results=Path(), seed=seed)
-    own = own_candidate(lab.pipe, method)
-    candidate = Candidate(own.temperature if temperature is None else temperature, rule or own.rule)
-    choices = choices_for(lab.pipe, method, candidate)
-    made = method_of(lab.pipe, method)(count, calls=calls, seed=seed, choices=choices)
+    asked: dict[str, Any] = {"calls": calls, "temperature": temperature, "rule": rule}
+    decoding = replace(
+        lab.pipe.decoding_for(method), **{name: value for name, value in asked.items() if value is not None}
+    )
+    made = method_of(lab.pipe, method)(count, seed=seed, decoding=decoding)
     return {
         "method": str(method),
-        "calls": choices.decoding(lab.length, calls, lab.pipe.tokenizer.special).plan.num_calls,
-        **asdict(candidate),
-        "top_p": choices.top_p,
-        "guidance": choices.guidance,
+        "calls": decoding.plan(lab.length).num_calls,
+        **decoding_row(decoding),
         "split": split,
         **measured(lab, made, split),
         "num_real": len(lab.references[split]),

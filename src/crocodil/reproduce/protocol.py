@@ -1,20 +1,11 @@
 """How much of everything an experiment does: the paper's own protocol, or less of it."""
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from itertools import product
+from typing import Any
 
-from crocodil.processes.reveal import RULES
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """How boldly and in which order tokens are found: what every method is swept over, the base included."""
-
-    temperature: float
-    rule: str
-
-
-def candidates(temperatures: tuple[float, ...], rules: tuple[str, ...]) -> tuple[Candidate, ...]:
-    return tuple(Candidate(temperature, rule) for temperature in temperatures for rule in rules)
+from crocodil.processes.plan import RULE_NAMES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +19,10 @@ class Setting:
     num_drawn: int = 5000  # registers for PRDC, App. E
     num_samples: int = 1000  # a point of generation: not stated
     num_swept: int = 256  # a candidate of the sweep: ours; of 128, MAUVE tells too few apart
-    candidates: tuple[Candidate, ...] = candidates((0.0, 0.5, 0.75, 1.0), tuple(RULES))
+    # Fields of `Decoding` and the values that every method is swept over, the base included.
+    swept: Mapping[str, tuple[Any, ...]] = field(
+        default_factory=lambda: {"temperature": (0.0, 0.5, 0.75, 1.0), "rule": RULE_NAMES}
+    )
     fewest_calls: int = 8  # of generation; doubled up to one call a token
     call_factor: int = 2
     most_guided_calls: int | None = 64  # for guided methods; None: up to one a token, as for the base
@@ -40,10 +34,7 @@ class Setting:
     noise_stds: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0)
     noise_mask_prob: float = 0.9  # App. D
     diffusion_times: tuple[float, ...] = tuple(twentieth / 20 for twentieth in range(1, 20))
-    prior_steps: int | None = None  # None: as many as the model's own settings say
-    refresh_steps: int | None = None
-    eta: float | None = None
-    coherence: float | None = None
+    drawing: Mapping[str, Any] = field(default_factory=dict)  # fields of `Drawing` other than the model's own
     mauve_seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
     mauve_buckets: int | None = None  # None: a tenth of the texts, as MAUVE's authors do
     nearest: int = 5  # neighbours of PRDC
@@ -52,6 +43,10 @@ class Setting:
     cpu_threads: int = 2  # of that CPU: a modest laptop
     table_rows: int | None = None  # of the autoencoder's table, beside the examples; None: all
     two_sentences_steps: tuple[int, int, int] = (200, 300, 200)  # App. B: base, autoencoder, prior
+
+    def candidates(self) -> list[dict[str, Any]]:
+        """Return all combinations of the swept values."""
+        return [dict(zip(self.swept, values, strict=True)) for values in product(*self.swept.values())]
 
     def calls(self, length: int, *, guided: bool) -> list[int]:
         """Numbers of demasker calls for one canvas, up to one a token."""
@@ -64,7 +59,7 @@ class Setting:
 
     def with_papers_steps(self) -> "Setting":
         """Sec. 5: 128 and 32 steps of DDIM, whatever the model's settings say."""
-        return replace(self, prior_steps=128, refresh_steps=32, eta=0.0, coherence=0.0)
+        return replace(self, drawing={"prior_steps": 128, "refresh_steps": 32, "eta": 0.0, "pag_scale": 0.0})
 
     def swept_for(self, calls: int, length: int) -> int:
         """At which number of calls is chosen for this one: the nearest by ratio, of two as near the smaller."""
@@ -78,15 +73,16 @@ class Setting:
 FULL = Setting(name="full")
 QUICK = Setting(
     name="quick", num_programs=256, num_pairs=256, num_drawn=1024, num_samples=256, num_swept=128,
-    candidates=candidates((0.0, 0.5, 1.0), ("noisy confidence", "remask by confidence")), num_copied=128,
+    swept={"temperature": (0.0, 0.5, 1.0), "rule": ("noisy-confidence", "remask-confidence")}, num_copied=128,
     mauve_seeds=(0, 1, 2), ablation_calls=(32,), swept_calls=(8, 64),
 )  # fmt: skip
 TINY = Setting(
     name="tiny", num_programs=8, num_copied=8, num_pairs=6, num_drawn=8, num_samples=6, num_swept=4,
-    candidates=candidates((0.5, 1.0), ("most confident",)), fewest_calls=4, call_factor=16, most_guided_calls=4,
-    swept_calls=(4, 32), final_calls=64, num_finalists=1, ablation_calls=(4,), mask_probs=(0.5, 1.0),
-    noise_stds=(0.0, 1.0), diffusion_times=(0.2, 0.8), prior_steps=4, refresh_steps=2, mauve_seeds=(0, 1),
-    mauve_buckets=2, nearest=2, num_clocked=2, num_timed=1, table_rows=1, two_sentences_steps=(20, 30, 20),
+    swept={"temperature": (0.5, 1.0), "rule": ("confidence",)}, fewest_calls=4, call_factor=16,
+    most_guided_calls=4, swept_calls=(4, 32), final_calls=64, num_finalists=1, ablation_calls=(4,),
+    mask_probs=(0.5, 1.0), noise_stds=(0.0, 1.0), diffusion_times=(0.2, 0.8), mauve_seeds=(0, 1),
+    drawing={"prior_steps": 4, "refresh_steps": 2}, mauve_buckets=2, nearest=2, num_clocked=2, num_timed=1,
+    table_rows=1, two_sentences_steps=(20, 30, 20),
 )  # fmt: skip
 SETTINGS = {setting.name: setting for setting in (FULL, QUICK, TINY)}
 

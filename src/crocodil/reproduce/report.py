@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 import crocodil
-from crocodil.processes.plan import TOKENS_A_CALL
+from crocodil.processes.plan import TOKENS_PER_CALL
 from crocodil.reproduce.document import Block, Picture, Section, Table, Text, as_html, as_markdown, number
 from crocodil.reproduce.experiments import (
     ablations,
@@ -190,7 +190,7 @@ def _model_table(models: Sequence[Row]) -> Table:
         "steps of the prior": "prior_steps",
         "steps of the refresh": "refresh_steps",
         "eta of DDIM (0: deterministic)": "eta",
-        "scale of perturbed-attention guidance": "coherence",
+        "scale of perturbed-attention guidance": "pag_scale",
     }
     body = [[name, *(f"{row[key]:,}" for row in models)] for name, key in lines.items()]
     return Table(heads, body, "The model")
@@ -283,8 +283,7 @@ def _conditions(results: Results) -> Section:
 def _cell(row: Row, name: str) -> str:
     if name != "model":
         return str(row[name])
-    parts = (f"{part} {value}" for part, value in row["model"].items() if value is not None)
-    return ", ".join(parts).replace("coherence", "PAG scale")  # its name in rows of older versions
+    return ", ".join(f"{part} {value}" for part, value in row["model"].items() if value is not None)
 
 
 # ---------------------------------------------------------------- the summary
@@ -339,7 +338,7 @@ def _points(results: Results) -> dict[str, Row]:
     points = {}
     for method in distinct(rows, "method"):
         match = speedups.get(method)
-        wanted = max(1, real["length"] // TOKENS_A_CALL) if match is None else match.method.calls
+        wanted = max(1, real["length"] // TOKENS_PER_CALL) if match is None else match.method.calls
         points[method] = min(select(rows, method=method), key=lambda row: abs(math.log(row["calls"] / wanted)))
     return points
 
@@ -355,7 +354,7 @@ MEASURES: Mapping[str, Callable[[Results], Any]] = {
     "prior_steps": lambda one: one["model"][0]["prior_steps"],
     "refresh_steps": lambda one: one["model"][0]["refresh_steps"],
     "eta": lambda one: one["model"][0]["eta"],
-    "coherence": lambda one: one["model"][0]["coherence"],
+    "pag_scale": lambda one: one["model"][0]["pag_scale"],
     "num_samples": lambda one: one["reference"][0]["num_samples"],
     "base_compute_share": lambda one: {
         "demasker and encoder": one["model"][0]["base_compute_share"],

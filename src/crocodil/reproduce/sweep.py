@@ -8,28 +8,27 @@ thing alone, in its registers say, takes its choices. Quality never stands witho
 
 import math
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any, NamedTuple
 
-from crocodil.pipeline import Choices, Crocodil, Generation, Method
-from crocodil.processes.reveal import RULES
+from crocodil.pipeline import Crocodil, Generation, Method
 from crocodil.reproduce.context import GENERATING, Lab, of_base
-from crocodil.reproduce.protocol import Candidate
 from crocodil.reproduce.store import Job, Row, select
+from crocodil.sampling.configs import Decoding
 
 TIE = 0.05  # of MAUVE: what the few samples of a sweep cannot tell apart
 CRITERION = f"the highest MAUVE on valid; of those within its spread, or {TIE}, the lowest Gen-PPL"
 NUM_SHOWN = 2  # texts of a row, as App. G shows
 SWEEP = "sweep"  # the file of everything that was swept
-CHOSEN = tuple(field.name for field in fields(Candidate))  # columns of a row that say what was chosen
+CHOSEN = ("temperature", "rule")  # columns of a row that say what was chosen
 
 
 class Contestant(NamedTuple):
     """Something that writes programs."""
 
     key: Row  # its name in rows
-    generate: Callable[..., Generation]  # (count, *, calls, seed, choices)
+    generate: Callable[..., Generation]  # (count, *, seed, decoding)
     uses: Collection[str]  # parts of the model
     like: "Contestant | None" = None  # whose choices it takes; None: it has a sweep of its own
 
@@ -44,11 +43,7 @@ def used_by(pipe: Crocodil, method: Method) -> Collection[str]:
 
 
 def method_of(pipe: Crocodil, method: Method, **options: Any) -> Callable[..., Generation]:
-    return partial(pipe.generate, method=method, on_call=quietly, **options)
-
-
-def quietly(*_: object) -> None:
-    """Watches a generation, so that it shows no progress of its own: the rows have theirs."""
+    return partial(pipe.generate, method=method, show_progress=False, **options)
 
 
 def contest(lab: Lab, name: str, entries: Sequence[tuple[Contestant, int]]) -> list[Row]:
@@ -64,7 +59,7 @@ def contest(lab: Lab, name: str, entries: Sequence[tuple[Contestant, int]]) -> l
                 partial(run, lab, contestant, calls, one, split="test", swept_at=at),
                 work=calls,
                 uses=contestant.uses,
-                chosen=asdict(one),
+                chosen=one,
             )
         )
     return lab.store.compute(name, jobs)
@@ -74,7 +69,7 @@ def sweep(lab: Lab, sources: Sequence[tuple[Contestant, int]]) -> list[Row]:
     """All candidates of every source at its number of calls; in a final, the best of the last sweep."""
     setting = lab.setting
     at_last = [(source, min(at, setting.swept_calls[-1])) for source, at in sources]
-    swept = lab.store.compute(SWEEP, _jobs(lab, [(*entry, setting.candidates) for entry in at_last]))
+    swept = lab.store.compute(SWEEP, _jobs(lab, [(*entry, setting.candidates()) for entry in at_last]))
     finals = [
         (source, at, finalists(select(swept, **source.key, calls=last), setting.num_finalists))
         for (source, at), (_, last) in zip(sources, at_last, strict=True)
@@ -83,21 +78,22 @@ def sweep(lab: Lab, sources: Sequence[tuple[Contestant, int]]) -> list[Row]:
     return [*swept, *lab.store.compute(SWEEP, _jobs(lab, finals))]
 
 
-def finalists(swept: Sequence[Row], count: int) -> tuple[Candidate, ...]:
+def finalists(swept: Sequence[Row], count: int) -> list[Row]:
     ranked = sorted(swept, key=lambda row: row["mauve"], reverse=True)
-    return tuple(candidate_of(row) for row in ranked[:count])
+    return [candidate_of(row) for row in ranked[:count]]
 
 
-def candidate_of(row: Row) -> Candidate:
-    return Candidate(**{name: row[name] for name in CHOSEN})
+def candidate_of(row: Row) -> Row:
+    """Return the fields of `Decoding` that a row was measured with."""
+    return {name: row[name] for name in CHOSEN}
 
 
-def _jobs(lab: Lab, entries: Sequence[tuple[Contestant, int, tuple[Candidate, ...]]]) -> list[Job]:
+def _jobs(lab: Lab, entries: Sequence[tuple[Contestant, int, list[Row]]]) -> list[Job]:
     """Each source once at each number of calls."""
     distinct = {(str(source.key), at): (source, candidates) for source, at, candidates in entries}
     return [
         Job(
-            {**source.key, "calls": at, **asdict(one)},
+            {**source.key, "calls": at, **one},
             partial(run, lab, source, at, one, split="valid", swept_at=at),
             work=at,
             uses=source.uses,
@@ -115,17 +111,15 @@ def best(swept: Sequence[Row]) -> Row:
 
 
 def run(
-    lab: Lab, contestant: Contestant, calls: int, candidate: Candidate, *, split: str, swept_at: int | None = None
+    lab: Lab, contestant: Contestant, calls: int, candidate: Row, *, split: str, swept_at: int | None = None
 ) -> Row:
     """One setting of one contestant, judged against one split."""
     is_test = split == "test"
     count = lab.setting.num_samples if is_test else lab.setting.num_swept
-    choices = choices_for(lab.pipe, contestant.key.get("method"), candidate)
-    made = contestant.generate(count, calls=calls, seed=lab.seed + is_test, choices=choices)
+    decoding = replace(decoding_of(lab.pipe, contestant.key.get("method")), calls=calls, **candidate)
+    made = contestant.generate(count, seed=lab.seed + is_test, decoding=decoding)
     return {
-        **asdict(candidate),
-        "top_p": choices.top_p,
-        "guidance": choices.guidance,
+        **decoding_row(decoding),
         "split": split,
         "swept_at": swept_at,  # the number of calls at which the candidate was chosen
         **measured(lab, made, split),
@@ -133,16 +127,19 @@ def run(
     }
 
 
-def own_candidate(pipe: Crocodil, method: Method) -> Candidate:
-    """What a method does where nobody chose: `pipe.generate` without choices."""
-    choices = pipe.default_choices(method)
-    return Candidate(choices.temperature, next(name for name, rule in RULES.items() if rule == choices.rule))
+def decoding_of(pipe: Crocodil, method: str | None) -> Decoding:
+    """Return the default config of a method; a variant has that of ConThenDisc."""
+    return pipe.decoding_for(Method(method) if method in list(Method) else Method.CON_THEN_DISC)
 
 
-def choices_for(pipe: Crocodil, method: str | None, candidate: Candidate) -> Choices:
-    known = method if method in list(Method) else Method.CON_THEN_DISC
-    own = pipe.default_choices(Method(known))
-    return replace(own, temperature=candidate.temperature, rule=RULES[candidate.rule])
+def own_candidate(pipe: Crocodil, method: Method) -> Row:
+    """Return what `pipe.generate` uses by default."""
+    return candidate_of(decoding_row(pipe.decoding_for(method)))
+
+
+def decoding_row(decoding: Decoding) -> Row:
+    """Return the fields of a config as columns; the number of calls is a key of the row."""
+    return {name: value for name, value in asdict(decoding).items() if name != "calls"}
 
 
 def measured(lab: Lab, made: Generation, split: str) -> Row:

@@ -6,6 +6,7 @@ one line. pydantic does the checking (decision D35).
 
 import dataclasses
 import json
+from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, dataclass_transform, get_type_hints
@@ -43,7 +44,13 @@ Temperature = Annotated[float, Field(ge=0, le=1000), AfterValidator(_drawable)]
 
 TopP = Annotated[float, Field(gt=0, le=1)]
 Guidance = Annotated[float, Field(ge=-100, le=100)]
-Coherence = Annotated[float, Field(ge=0, le=100)]
+PagScale = Annotated[float, Field(ge=0, le=100)]
+
+
+def checked_by(check: Callable[[Any], Any]) -> Any:
+    """A type of field whose values `check` returns, or refuses with a ValueError."""
+    return Annotated[Any, AfterValidator(check)]
+
 
 _STRICT = ConfigDict(strict=True, allow_inf_nan=False, arbitrary_types_allowed=True, extra="forbid")
 

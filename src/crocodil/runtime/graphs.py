@@ -4,13 +4,19 @@ A small network's call is a few hundred kernels, each shorter than the time the 
 """
 
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
-Inputs = Sequence[Tensor | None]
-Play = Callable[[Callable[..., Any], Hashable, Inputs], Any]  # a step of this key, on these inputs
+Inputs: TypeAlias = Sequence[Tensor | None]
+# Executes a step: `play(step, key, inputs)`. Steps with equal keys compute the same function of their inputs.
+Play: TypeAlias = Callable[[Callable[..., Any], Hashable, Inputs], Any]
+
+
+def eager(step: Callable[..., Any], key: Hashable, inputs: Inputs) -> Any:
+    """Execute the step directly."""
+    return step(*inputs)
 
 
 class Recorder:

@@ -1,123 +1,66 @@
-"""Algorithms 2, 3 and 6: registers are found, then decoded.
+"""Algorithms 2, 3 and 6: find registers, then decode them.
 
-ConThenDisc draws them from a prior, ConWithinDisc draws them again on the way, the autoencoder encodes a text. The
-base sampler has none: it is the loop alone (`crocodil.sampling.decode`). A prompt or an infilling is a canvas with
-given tokens. Networks are functions here: how they are built and trained is not known, nor is text.
+ConThenDisc draws registers from a prior. ConWithinDisc draws them again between calls. The autoencoder encodes a
+text. The base sampler has no registers: it is `decode` alone. A prompt or an infilling is a canvas with given
+tokens. Networks are functions here.
 """
 
-from collections.abc import Callable, Collection, Mapping
-from functools import partial
-from typing import TypeAlias
+from collections.abc import Callable, Collection
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from crocodil.processes.categorical import Allowed
-from crocodil.processes.gaussian import block_offsets, ddim_step, ddim_times, walk
+from crocodil.processes.gaussian import OnStep, block_offsets, ddim, ddim_times
 from crocodil.processes.registers import block_index, normalise
-from crocodil.runtime.config import Coherence, Positive, Share, Steps, Width, config
 from crocodil.runtime.devices import check_finite
+from crocodil.sampling.configs import Decoding, Drawing
 from crocodil.sampling.cost import NO_COST, Cost
-from crocodil.sampling.decode import PLAIN, Decoding, Draw, Engine, OnCall, Refresh, Samples, decode
-from crocodil.sampling.guidance import Demask
+from crocodil.sampling.decode import PLAIN, Engine, OnCall, decode
+from crocodil.sampling.guidance import Demask, GuidedDenoiser
+from crocodil.sampling.state import Canvas, Draw, Refresh, Samples
 from crocodil.seeding import Streams
-from crocodil.shapes import RegisterBank, RegisterTime, TokenIds
+from crocodil.shapes import RegisterBank, TokenIds
 
 # ---------------------------------------------------------------- registers from the prior
 
 
-@config
-class PriorSampling:
-    """How registers are drawn from a prior."""
-
-    num_registers: Width
-    register_width: Width
-    num_steps: Steps = 128  # Sec. 5; 32 for the conditional prior
-    largest_offset: Share = 0.1  # as in training (decision D4)
-    time_shift: Positive = 1.0  # as in training
-    eta: Share = 0.0
-    self_conditioned: bool = False  # the denoiser sees its guess of the step before (decision D25)
-    coherence: Coherence = 0.0  # away from registers that do not see each other (D33); twice the calls
-
-    @property
-    def num_calls(self) -> int:
-        return self.num_steps * (2 if self.coherence else 1)
-
-
-OnStep: TypeAlias = Callable[[int, int], None]  # how many steps are done, of how many
-
-
 @torch.no_grad()
 def draw_registers(
-    denoise: Callable[..., RegisterBank],
-    sampling: PriorSampling,
+    denoiser: Callable[..., RegisterBank],
+    drawing: Drawing,
     *,
-    known: Mapping[str, Tensor] | None = None,
+    shape: tuple[int, int],
+    num_steps: int,
+    self_conditioned: bool = False,
+    condition_kv: Tensor | None = None,
     streams: Streams,
     on_step: OnStep | None = None,
     engine: Engine = PLAIN,
 ) -> Draw:
-    """z_0 = G_psi(eps), brought to the sphere that the demasker knows (decision D20).
+    """Draw z_0 = G_psi(eps) and project it to the sphere that the demasker was trained on (decision D20).
 
-    `denoise` is g_psi(z_s, s), also called with what is `known`, a condition, and with its last guess if it wants.
-    `on_step` is called after every step.
+    `denoiser` is g_psi(z_s, s); `shape` is the number of its registers and their width.
     """
-    noise: Float[Tensor, "B K D"] = streams.at("noise").normal(sampling.num_registers, sampling.register_width)
-    offsets = block_offsets(block_index(sampling.num_registers), largest=sampling.largest_offset)
-    times = ddim_times(sampling.num_steps, offsets)
-    known = known or {}
-    how = (denoise, sampling, tuple(known))
-    steps_done = 0
-
-    def step(*inputs: Tensor | None) -> tuple[RegisterBank, RegisterBank]:
-        nonlocal steps_done
-        stepped = engine.play(partial(_denoise_once, *how), how, (*inputs, *known.values()))
-        steps_done += 1
-        if on_step is not None:
-            on_step(steps_done, sampling.num_steps)
-        return stepped
-
-    drawn = walk(step, noise, times, offsets=offsets, shift=sampling.time_shift, eta=sampling.eta, streams=streams)
-    registers = normalise(drawn)
+    num_registers, register_width = shape
+    noise: Float[Tensor, "B K D"] = streams.at("noise").normal(num_registers, register_width)
+    offsets = block_offsets(block_index(num_registers), largest=drawing.largest_offset)
+    registers = ddim(
+        GuidedDenoiser(denoiser, drawing.pag_scale, self_conditioned),
+        noise,
+        ddim_times(num_steps, offsets),
+        offsets=offsets,
+        shift=drawing.time_shift,
+        eta=drawing.eta,
+        streams=streams,
+        inputs=() if condition_kv is None else (condition_kv,),
+        on_step=on_step,
+        play=engine.play,
+    )
+    registers = normalise(registers)
     check_finite(registers, "the prior's registers")
-    return Draw(registers, Cost(denoiser_calls=sampling.num_calls))
-
-
-def _denoise_once(
-    denoise: Callable[..., RegisterBank],
-    sampling: PriorSampling,
-    names: tuple[str, ...],
-    noisy_registers: RegisterBank,
-    guess: RegisterBank,
-    time: RegisterTime,
-    next_time: RegisterTime,
-    fresh: RegisterBank | None,
-    *known: Tensor,
-) -> tuple[RegisterBank, RegisterBank]:
-    """A step, and the guess that the next one sees: what was predicted, not what coherence made of it."""
-    options = dict(zip(names, known, strict=True))
-    seen = {"guess": guess} if sampling.self_conditioned else {}
-    if not sampling.coherence:
-        predicted = clean = denoise(noisy_registers, time, **seen, **options)
-    else:
-        predicted, apart = _together_and_apart(denoise, noisy_registers, time, seen, options)
-        clean = predicted + sampling.coherence * (predicted - apart)
-    return ddim_step(noisy_registers, clean, time, next_time, eta=sampling.eta, fresh=fresh), predicted
-
-
-def _together_and_apart(
-    denoise: Callable[..., RegisterBank],
-    noisy_registers: RegisterBank,
-    time: RegisterTime,
-    seen: Mapping[str, RegisterBank],
-    known: Mapping[str, Tensor],
-) -> tuple[RegisterBank, ...]:
-    """What is predicted where registers see each other and where they do not, in one batch twice as large."""
-    twice = {name: torch.cat([bank, bank]) for name, bank in seen.items()}
-    alone = torch.arange(2 * len(time), device=time.device) >= len(time)
-    both = denoise(torch.cat([noisy_registers] * 2), torch.cat([time] * 2), **twice, **known, alone=alone)
-    return both.chunk(2)
+    calls_per_step = 2 if drawing.pag_scale else 1
+    return Draw(registers, Cost(denoiser_calls=num_steps * calls_per_step))
 
 
 # ---------------------------------------------------------------- Algorithms 2, 3 and 6
@@ -126,26 +69,17 @@ def _together_and_apart(
 def con_then_disc(
     draw: Callable[[Streams], Draw],
     demask: Demask,
-    canvas: TokenIds,
+    canvas: Canvas,
     decoding: Decoding,
     *,
-    allowed: Allowed | None = None,
     streams: Streams,
     on_call: OnCall | None = None,
     engine: Engine = PLAIN,
 ) -> Samples:
     """Algorithm 2: draw the registers (lines 2-3), then decode them (lines 4-11)."""
-    registers, spent = draw(streams.at("prior"))
+    registers, cost = draw(streams.at("prior"))
     return decode(
-        demask,
-        canvas,
-        decoding,
-        registers=registers,
-        allowed=allowed,
-        streams=streams,
-        spent=spent,
-        on_call=on_call,
-        engine=engine,
+        demask, canvas, decoding, registers=registers, streams=streams, spent=cost, on_call=on_call, engine=engine
     )
 
 
@@ -153,64 +87,63 @@ def con_within_disc(
     draw: Callable[[Streams], Draw],
     redraw: Refresh,
     demask: Demask,
-    canvas: TokenIds,
+    canvas: Canvas,
     decoding: Decoding,
     *,
-    allowed: Allowed | None = None,
     streams: Streams,
-    refresh_fractions: Collection[float] = (0.5,),
+    refresh_at: Collection[float] = (0.5,),
     spent: Cost = NO_COST,
     on_call: OnCall | None = None,
     engine: Engine = PLAIN,
 ) -> Samples:
-    """Algorithm 3: as Algorithm 2, and the registers are drawn again, given the tokens found so far.
+    """Algorithm 3: as Algorithm 2, but draw the registers again, given the tokens decoded so far.
 
-    `refresh_fractions` of the calls are made before each refresh; one half way is what the paper ran
-    (decision D9). A refresh before the first call draws the first registers: the prior draws none. `spent` is
-    what the canvas has cost already.
+    `refresh_at` lists the shares of the calls after which this happens; the paper uses one half (decision D9). A
+    refresh at 0 replaces the draw from the prior. `spent` is the cost of the canvas so far.
     """
-    refresh_at = refresh_calls(refresh_fractions, decoding.plan.num_calls)
+    plan = decoding.plan(canvas.length)
+    refresh_calls = calls_at(refresh_at, plan.num_calls)
     registers = None
-    if 0 not in refresh_at:
+    if 0 not in refresh_calls:
         registers, cost = draw(streams.at("prior"))
         spent = spent + cost
     return decode(
         demask,
         canvas,
         decoding,
+        plan=plan,
         registers=registers,
-        allowed=allowed,
         streams=streams,
         refresh=redraw,
-        refresh_at=refresh_at,
+        refresh_at=refresh_calls,
         spent=spent,
         on_call=on_call,
         engine=engine,
     )
 
 
-def refresh_calls(fractions: Collection[float], num_calls: int) -> set[int]:
-    """The calls before which the registers are drawn again."""
-    if not all(0 <= fraction < 1 for fraction in fractions):
-        raise ValueError(f"refresh fractions lie in [0, 1), not at {list(fractions)}")
-    return {min(round(fraction * num_calls), num_calls - 1) for fraction in fractions}
+def calls_at(shares: Collection[float], num_calls: int) -> set[int]:
+    """Return the calls before which the registers are drawn again."""
+    if not all(0 <= share < 1 for share in shares):
+        raise ValueError(f"refresh_at holds shares of the calls, from 0 to below 1, not {list(shares)}")
+    return {min(round(share * num_calls), num_calls - 1) for share in shares}
 
 
 def autoencode(
     encode: Callable[[TokenIds], RegisterBank],
     demask: Demask,
     tokens: TokenIds,
-    canvas: TokenIds,
+    canvas: Canvas,
     decoding: Decoding,
     *,
     streams: Streams,
     on_call: OnCall | None = None,
     engine: Engine = PLAIN,
 ) -> Samples:
-    """Algorithm 6: encode a sequence to registers (line 2) and decode these on a new canvas (lines 3-9)."""
+    """Algorithm 6: encode a sequence (line 2) and decode its registers on a new canvas (lines 3-9)."""
     with torch.no_grad():
         registers = encode(tokens)
-    spent = Cost(encoder_calls=1)
+    cost = Cost(encoder_calls=1)
     return decode(
-        demask, canvas, decoding, registers=registers, streams=streams, spent=spent, on_call=on_call, engine=engine
+        demask, canvas, decoding, registers=registers, streams=streams, spent=cost, on_call=on_call, engine=engine
     )

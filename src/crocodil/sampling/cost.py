@@ -1,7 +1,7 @@
 """What sampling costs: raw calls, the paper's NFE, and calls weighted by their arithmetic."""
 
 from dataclasses import astuple, dataclass
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Int
@@ -11,12 +11,12 @@ from crocodil.shapes import TokenIds
 
 
 def num_parameters(network: nn.Module | None) -> int:
-    """What a call of a network counts by; 0 for one that is not there."""
+    """Return the number of parameters; 0 for a network that is missing."""
     return 0 if network is None else sum(parameter.numel() for parameter in network.parameters())
 
 
 class Size(NamedTuple):
-    """A network at work: how many parameters it has, over how many positions it runs."""
+    """The parameters of a network and the positions it runs over."""
 
     parameters: int
     positions: int
@@ -28,7 +28,7 @@ class Size(NamedTuple):
 
 @dataclass(frozen=True)
 class Cost:
-    """Raw calls of each network."""
+    """Number of calls of each network."""
 
     demasker_calls: int = 0
     denoiser_calls: int = 0
@@ -62,26 +62,25 @@ class Cost:
 
 
 NO_COST = Cost()
-Numbers: TypeAlias = Int[Tensor, "B"]  # of samples, within the batch that was asked for
 
 
 class Ledger:
-    """What was spent on a batch, and for which of its samples."""
+    """What was spent on a batch, and on which of its samples."""
 
     def __init__(self, canvas: TokenIds, spent: Cost) -> None:
         everyone = torch.ones_like(canvas[:, 0], dtype=torch.bool)
         self.num_samples, self.entries = len(canvas), [(spent, everyone.nonzero()[:, 0], everyone)]
 
-    def enter(self, spent: Cost, numbers: Numbers, concerns: Bool[Tensor, "B"]) -> None:
-        """For those of these samples that it concerns. Looks at no value: that would wait for a device."""
-        self.entries.append((spent, numbers, concerns))
+    def enter(self, spent: Cost, index: Int[Tensor, "B"], concerned: Bool[Tensor, "B"]) -> None:
+        """Charge the concerned samples. Reads no tensor value: that would wait for the device."""
+        self.entries.append((spent, index, concerned))
 
     def total(self) -> Cost:
         return sum((spent for spent, _, _ in self.entries), NO_COST)
 
     def costs(self) -> list[Cost]:
-        """Of each sample, as if it had been alone."""
+        """Return the cost of each sample if it had been decoded alone."""
         counts = torch.zeros(self.num_samples, len(astuple(NO_COST)), dtype=torch.int64)
-        for spent, numbers, concerns in self.entries:
-            counts.index_add_(0, numbers.cpu(), concerns.cpu().long()[:, None] * torch.tensor(astuple(spent)))
-        return [Cost(*some) for some in counts.tolist()]
+        for spent, index, concerned in self.entries:
+            counts.index_add_(0, index.cpu(), concerned.cpu().long()[:, None] * torch.tensor(astuple(spent)))
+        return [Cost(*calls) for calls in counts.tolist()]

@@ -1,192 +1,258 @@
-"""The decode loop: a canvas with masks becomes one without, a few tokens a call.
+"""The decode loop: fill the masks of a canvas, a few tokens per demasker call.
 
-One loop serves the base sampler and Algorithms 2, 3 and 6. It knows plans, reveal rules and given tokens, and that
-registers may guide a call and be renewed before one. It does not know where registers come from (an encoder, a
-prior), nor which network demasks: that is a function, see `crocodil.sampling.guidance`. It returns what
-happened, the raw number of calls included; `Cost` turns these into the paper's NFE.
+One loop serves the base sampler and Algorithms 2, 3 and 6. The demasker is a function
+(`crocodil.sampling.guidance`); where registers come from is not known here. The result holds the calls that were
+made; `Cost` turns them into NFE.
 """
 
-from collections.abc import Callable, Collection, Hashable, Sequence
-from dataclasses import dataclass, field
-from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from crocodil.processes.categorical import Allowed, propose_tokens
 from crocodil.processes.plan import DecodePlan
 from crocodil.processes.reveal import (
+    RULES,
     AboveThreshold,
-    MostConfident,
-    Remask,
     RevealRule,
     RevealStep,
     before_given_text,
-    fill_behind_end,
-    hold_back_ends,
+    fill_after_eos,
+    hold_back_eos,
 )
-from crocodil.runtime.config import Guidance, Temperature, TokenId, TopP, config
-from crocodil.runtime.devices import check_all, check_finite
-from crocodil.sampling.batch import Batch
-from crocodil.sampling.cost import NO_COST, Cost, Ledger
+from crocodil.runtime.devices import check_finite
+from crocodil.runtime.graphs import Play, eager
+from crocodil.sampling.configs import Decoding
+from crocodil.sampling.cost import NO_COST, Cost
 from crocodil.sampling.guidance import Demask, strengthened
+from crocodil.sampling.state import Canvas, Refresh, Revealed, Samples, State
 from crocodil.seeding import Streams
 from crocodil.shapes import Places, Positions, RegisterBank, RowLogits, TokenIds
 
-ROW_COUNTS = 8  # with how many numbers of rows calls are made as hidden positions get fewer
+ROW_COUNTS = 8  # the number of logit rows per call is rounded up to an eighth of a block: few distinct shapes
 
-
-class Draw(NamedTuple):
-    """Registers, and what it cost to find them."""
-
-    registers: RegisterBank
-    cost: Cost
-
-    def first(self, count: int | None) -> "Draw":
-        """The first so many registers: they are nested, coarse to fine."""
-        return Draw(self.registers[:, :count], self.cost)
-
-
-Refresh: TypeAlias = Callable[[TokenIds, Streams], Draw]  # registers again, given the visible tokens
 OnCall: TypeAlias = Callable[[TokenIds, int, Cost], None]  # the canvas after a call, its index, the cost so far
-
-
-@config
-class Decoding:
-    """How tokens are found: in which blocks and calls, which are kept, and how boldly they are drawn."""
-
-    plan: DecodePlan
-    mask_id: TokenId
-    rule: RevealRule = field(default_factory=MostConfident)
-    temperature: Temperature = 0.0
-    top_p: TopP = 1.0  # tokens are drawn among the most probable that have this much of the probability
-    guidance: Guidance = 1.0  # how strongly registers guide; all but 1 double the demasker's calls
-    eos_id: TokenId | None = None  # behind it the canvas is filled; None: the end is a token like any other
-    eos_last: bool = True  # no end is revealed before what stands in front of it
-
-    @property
-    def calls_each_time(self) -> int:
-        return 1 if self.guidance == 1 else 2
-
-
-class Samples(NamedTuple):
-    tokens: TokenIds
-    cost: Cost  # of the batch
-    costs: list[Cost]  # of each sample until it was finished: what it would have cost alone
-    registers: RegisterBank | None  # those in use at the end
-
-
-def empty_canvas(num_samples: int, decoding: Decoding, device: str | torch.device = "cpu") -> TokenIds:
-    """Nothing given: every position masked."""
-    return torch.full((num_samples, decoding.plan.length), decoding.mask_id, device=device)
-
-
-class Revealed(NamedTuple):
-    """A canvas after a call."""
-
-    tokens: TokenIds
-    concerned: Bool[Tensor, "B"]  # samples that had hidden tokens
-    is_finite: Bool[Tensor, ""]  # whether the logits were
-
-
 Reveal: TypeAlias = Callable[..., Revealed]
 
-# How a step over tensors is carried out: `play(step, key, inputs)`. Steps of one key do the same to their inputs;
-# a device may record the first and replay it for the others (see `crocodil.runtime.graphs`).
-Play: TypeAlias = Callable[[Callable[..., Any], Hashable, Sequence[Tensor | None]], Any]
 
-
-def as_it_is(step: Callable[..., Any], key: Hashable, inputs: Sequence[Tensor | None]) -> Any:
-    """The step itself, at once."""
-    return step(*inputs)
-
-
-def rows_by_call(planned: TokenIds, decoding: Decoding) -> list[int]:
-    """How many positions of a sample can still be hidden at each call, rounded up to an eighth of a block."""
-    plan = decoding.plan
-    masked = (planned == decoding.mask_id).unflatten(1, (plan.num_blocks, plan.block_size))
-    most_hidden = masked.sum(dim=2).amax(dim=0).tolist()
-    unit = -(-plan.block_size // ROW_COUNTS)
-    found = []
-    for hidden in most_hidden:
-        for calls_left in range(plan.calls_per_block, 0, -1):
-            found.append(min(-(-hidden // unit) * unit, plan.block_size))
-            if not isinstance(decoding.rule, Remask):  # after a call of any other, a quota more are shown
-                hidden -= -(-hidden // calls_left)
-    return found
-
-
-def _make_call(
+@torch.no_grad()
+def decode(
     demask: Demask,
+    canvas: Canvas,
     decoding: Decoding,
-    reveal: Reveal,
-    num_rows: int,
-    tokens: TokenIds,
-    given: Positions,
-    registers: RegisterBank | None,
-    keys: Int[Tensor, "B"],
-    where: Int[Tensor, "4"],
-    allowed_row: TokenIds | None,
-    allowed_tokens: Bool[Tensor, "A W"] | None,
-) -> Revealed:
-    """One call of the demasker, and what it reveals.
+    *,
+    plan: DecodePlan | None = None,
+    registers: RegisterBank | None = None,
+    streams: Streams,
+    refresh: Refresh | None = None,
+    refresh_at: Collection[int] = (),
+    spent: Cost = NO_COST,
+    on_call: OnCall | None = None,
+    engine: "Engine | None" = None,
+) -> Samples:
+    """Fill the masked positions of `canvas`: the green lines of Algorithms 2, 3 and 6.
 
-    `where` is the call as numbers: its index, its block's start and end on the canvas, and the calls left.
+    The plan covers the last `plan.length` positions, by default all; the tokens before them are a prompt.
+    `refresh` replaces the registers before the calls in `refresh_at`; before call 0 it draws the first. `spent` is
+    the cost so far. A sample depends on its own row and streams alone, never on its batch.
+
+    The shapes of all calls are known beforehand. Tensor values are read only where that is cheap (on a CPU) or
+    saves calls: finished samples then leave the batch, and a call that would reveal nothing is skipped.
     """
-    places = _places(_hidden(where, tokens, decoding), num_rows)
-    last = tokens.shape[1] - 1
-    row_logits = strengthened(demask, decoding.guidance)(tokens, registers, places.clamp(max=last))
-    allowed = None if allowed_row is None or allowed_tokens is None else Allowed(allowed_row, allowed_tokens)
-    return reveal(decoding, row_logits, places, tokens, given, keys, where, allowed)
+    plan = decoding.plan(canvas.length) if plan is None else plan
+    _check_registers(registers, decoding, draws_first=refresh is not None and 0 in refresh_at)
+    engine, rule = engine or PLAIN, reveal_rule(decoding)
+    reads_values = canvas.device.type == "cpu" or rule.may_finish_early
+    state, last_rows = State(canvas, registers, streams, spent), 0
+    for call in planned_calls(canvas, plan, rule):
+        refreshes = refresh is not None and call.index in refresh_at
+        if reads_values or refreshes or call.num_rows != last_rows:
+            state.drop_finished()
+            if not len(state):
+                break
+        last_rows = call.num_rows
+        if refreshes and refresh is not None:
+            state.refresh(refresh, call.index)
+        if not call.num_rows or (reads_values and not call.hidden(state.tokens, canvas.mask_id).any()):
+            continue
+        step = DemaskerStep(demask, RevealConfig.of(canvas, decoding, plan), engine.reveal, call.num_rows)
+        state.update(
+            engine.play(step, step, step.inputs(state, call)), Cost(demasker_calls=decoding.calls_per_step)
+        )
+        if reads_values:
+            state.check_finite()
+        if on_call is not None:
+            on_call(state.all_tokens(), call.index, state.ledger.total())
+    return state.samples()
 
 
-def _places(hidden: Positions, count: int) -> Places:
-    """Where something is hidden, left to right; behind them, up to `count`, a place outside of the canvas."""
+def _check_registers(registers: RegisterBank | None, decoding: Decoding, *, draws_first: bool) -> None:
+    if decoding.guidance != 1 and registers is None and not draws_first:
+        raise ValueError(f"guidance {decoding.guidance} needs registers to strengthen, and there are none")
+    if registers is not None and not registers.isfinite().all():
+        raise ValueError("the registers are not finite and cannot be decoded")
+
+
+def reveal_rule(decoding: Decoding) -> RevealRule:
+    """Return the rule that a config names, or holds itself."""
+    if decoding.threshold is not None:
+        return AboveThreshold(decoding.threshold)
+    return RULES[decoding.rule] if isinstance(decoding.rule, str) else decoding.rule
+
+
+# ---------------------------------------------------------------- planned calls
+
+
+@dataclass(frozen=True)
+class PlannedCall:
+    index: int
+    num_rows: int  # an upper bound of a sample's hidden positions
+    bounds: Int[Tensor, "4"]  # call index, start and end of the block, calls left: on the device
+
+    def hidden(self, tokens: TokenIds, mask_id: int) -> Positions:
+        return _hidden(self.bounds, tokens, mask_id)
+
+
+def planned_calls(canvas: Canvas, plan: DecodePlan, rule: RevealRule) -> Iterator[PlannedCall]:
+    first = _first_planned(canvas, plan)
+    maskable = (canvas.masked() | canvas.restricted())[:, first:]
+    num_rows = rows_per_call(maskable, plan, rule)
+    bounds = torch.tensor(
+        [(call.index, first + call.block_start, first + call.block_end, call.calls_left) for call in plan.calls()],
+        device=canvas.device,
+    )
+    for index, rows in enumerate(num_rows):
+        yield PlannedCall(index, rows, bounds[index])
+
+
+def rows_per_call(masked: Positions, plan: DecodePlan, rule: RevealRule) -> list[int]:
+    """Return an upper bound of the hidden positions per sample at each call, in eighths of a block."""
+    per_block = masked.unflatten(1, (plan.num_blocks, plan.block_size)).sum(dim=2).amax(dim=0).tolist()
+    unit = -(-plan.block_size // ROW_COUNTS)
+    num_rows = []
+    for num_hidden in per_block:
+        for calls_left in range(plan.calls_per_block, 0, -1):
+            num_rows.append(min(-(-num_hidden // unit) * unit, plan.block_size))
+            if rule.reveals_quota:
+                num_hidden -= -(-num_hidden // calls_left)
+    return num_rows
+
+
+def _first_planned(canvas: Canvas, plan: DecodePlan) -> int:
+    first = canvas.length - plan.length
+    if first < 0:
+        raise ValueError(f"the plan is for {plan.length} tokens, the canvas has {canvas.length}")
+    if canvas.masked()[:, :first].any():
+        raise ValueError(f"the first {first} tokens come before the plan's {plan.length}: they must not be masked")
+    return first
+
+
+def _hidden(bounds: Int[Tensor, "4"], tokens: TokenIds, mask_id: int) -> Positions:
+    return _in_block(bounds, tokens) & (tokens == mask_id)
+
+
+def _in_block(bounds: Int[Tensor, "4"], tokens: TokenIds) -> Positions:
+    position = torch.arange(tokens.shape[1], device=tokens.device)
+    return ((position >= bounds[1]) & (position < bounds[2])).expand_as(tokens)
+
+
+# ---------------------------------------------------------------- one call
+
+
+@dataclass(frozen=True)
+class RevealConfig:
+    """What is the same for all calls of a decoding."""
+
+    decoding: Decoding
+    rule: RevealRule
+    mask_id: int
+    eos_id: int | None
+    calls_per_block: int
+
+    @classmethod
+    def of(cls, canvas: Canvas, decoding: Decoding, plan: DecodePlan) -> "RevealConfig":
+        return cls(decoding, reveal_rule(decoding), canvas.mask_id, canvas.eos_id, plan.calls_per_block)
+
+
+@dataclass(frozen=True)
+class DemaskerStep:
+    """One demasker call and what it reveals, as a function of tensors: a GPU can record it as a graph."""
+
+    demask: Demask
+    config: RevealConfig
+    reveal: Reveal
+    num_rows: int
+
+    def inputs(self, state: State, call: PlannedCall) -> tuple[Tensor | None, ...]:
+        allowed = state.allowed or (None, None)
+        return (state.tokens, state.given, state.registers, state.streams.keys, call.bounds, *allowed)
+
+    def __call__(
+        self,
+        tokens: TokenIds,
+        given: Positions,
+        registers: RegisterBank | None,
+        keys: Int[Tensor, "B"],
+        bounds: Int[Tensor, "4"],
+        allowed_row: TokenIds | None,
+        allowed_tokens: Tensor | None,
+    ) -> Revealed:
+        positions = _positions(_hidden(bounds, tokens, self.config.mask_id), self.num_rows)
+        demask = strengthened(self.demask, self.config.decoding.guidance)
+        row_logits = demask(tokens, registers, positions.clamp(max=tokens.shape[1] - 1))
+        allowed = None if allowed_row is None or allowed_tokens is None else Allowed(allowed_row, allowed_tokens)
+        return self.reveal(self.config, row_logits, positions, tokens, given, keys, bounds, allowed)
+
+
+def _positions(hidden: Positions, count: int) -> Places:
+    """Return the hidden positions from left to right, padded to `count` with a position outside of the canvas."""
     num_samples, length = hidden.shape
-    rank = (hidden.cumsum(dim=1) - 1).where(hidden, count)  # all that is visible goes to one more place
+    rank = (hidden.cumsum(dim=1) - 1).where(hidden, count)  # visible positions share one more column
     index = torch.arange(length, device=hidden.device).expand_as(hidden)
     outside = torch.full((num_samples, count + 1), length, device=hidden.device)
     return outside.scatter(1, rank, index)[:, :count]
 
 
 def reveal(
-    decoding: Decoding,
+    config: RevealConfig,
     row_logits: RowLogits,
-    places: Places,
+    positions: Places,
     tokens: TokenIds,
     given: Positions,
     keys: Int[Tensor, "B"],
-    where: Int[Tensor, "4"],
+    bounds: Int[Tensor, "4"],
     allowed: Allowed | None = None,
 ) -> Revealed:
-    """Return the canvas with some of the proposals on it.
+    """Propose a token at every hidden position and keep those that the rule chooses.
 
-    All that is hidden of a sample is among its `places`; others lie outside of the canvas.
+    `positions` holds all hidden positions of a sample; positions outside of the canvas are padding.
     """
-    index, _, _, calls_left = where.unbind()
+    index, _, _, calls_left = bounds.unbind()
     streams = Streams(keys).at("call", index.expand(len(keys)))
-    hidden = _hidden(where, tokens, decoding)
-    proposal = _propose(decoding, row_logits, places, tokens, given, streams, allowed)
-    proposed = _put(tokens, places, proposal.tokens)
-    confidence = _put(torch.zeros(tokens.shape, device=tokens.device), places, proposal.log_prob)
-    is_finite = confidence.isfinite().all()
-    if decoding.eos_id is not None and decoding.eos_last:
-        confidence = hold_back_ends(confidence, ends=hidden & (proposed == decoding.eos_id), hidden=hidden)
-    concerned = hidden.any(dim=1)  # who has filled this block is left alone
-    is_open = _within(where, tokens) & ~given & concerned[:, None]
-    step = RevealStep(confidence, hidden, is_open, calls_left, decoding.plan.calls_per_block, streams)
-    tokens = proposed.masked_fill(is_open & ~decoding.rule(step), decoding.mask_id)
-    if decoding.eos_id is not None:
-        tokens = fill_behind_end(tokens, may_end=~given, mask_id=decoding.mask_id, eos_id=decoding.eos_id)
-    return Revealed(tokens, concerned, is_finite)
+    hidden = _hidden(bounds, tokens, config.mask_id)
+    proposal = _propose(config, row_logits, positions, tokens, given, streams, allowed)
+    proposed = _put(tokens, positions, proposal.tokens)
+    log_prob = _put(torch.zeros(tokens.shape, device=tokens.device), positions, proposal.log_prob)
+    is_finite = log_prob.isfinite().all()
+    if config.eos_id is not None and config.decoding.eos_last:
+        log_prob = hold_back_eos(log_prob, is_eos=hidden & (proposed == config.eos_id), hidden=hidden)
+    was_hidden = hidden.any(dim=1)  # samples whose block is complete do not change
+    is_open = _in_block(bounds, tokens) & ~given & was_hidden[:, None]
+    step = RevealStep(log_prob, hidden, is_open, calls_left, config.calls_per_block, streams)
+    tokens = proposed.masked_fill(is_open & ~config.rule(step), config.mask_id)
+    if config.eos_id is not None:
+        tokens = fill_after_eos(tokens, may_end=~given, mask_id=config.mask_id, eos_id=config.eos_id)
+    return Revealed(tokens, was_hidden, is_finite)
 
 
-def _put(canvas: Tensor, places: Places, values: Tensor) -> Tensor:
-    """Values at their places; what lies outside of the canvas is lost."""
-    return F.pad(canvas, (0, 1)).scatter(1, places, values)[:, :-1]
+def _put(canvas: Tensor, positions: Places, values: Tensor) -> Tensor:
+    """Write values at their positions; positions outside of the canvas are ignored."""
+    return F.pad(canvas, (0, 1)).scatter(1, positions, values)[:, :-1]
 
 
 class _Proposals(NamedTuple):
@@ -195,164 +261,62 @@ class _Proposals(NamedTuple):
 
 
 def _propose(
-    decoding: Decoding,
+    config: RevealConfig,
     row_logits: RowLogits,
-    places: Places,
+    positions: Places,
     tokens: TokenIds,
     given: Positions,
     streams: Streams,
     allowed: Allowed | None,
 ) -> _Proposals:
-    """Every position draws from a stream of its own; no end that would cut off given text is proposed."""
-    no_end = allowed_row = None
-    if decoding.eos_id is not None:
-        text = given if allowed is None else given | allowed.restricted()  # part of it is given there
-        text_follows = F.pad(before_given_text(tokens, given=text, eos_id=decoding.eos_id), (0, 1))
-        no_end = text_follows.gather(1, places).flatten()
+    """Draw a token at each position from its own stream. No EOS is proposed where it would cut off given text."""
+    no_eos = allowed_row = None
+    if config.eos_id is not None:
+        text = given if allowed is None else given | allowed.restricted()  # restricted positions hold given text
+        text_follows = F.pad(before_given_text(tokens, given=text, eos_id=config.eos_id), (0, 1))
+        no_eos = text_follows.gather(1, positions).flatten()
     if allowed is not None:
-        allowed_row = F.pad(allowed.row, (0, 1)).gather(1, places).flatten()
-    sample = torch.arange(len(tokens), device=tokens.device)[:, None].expand_as(places).flatten()
-    found, log_prob = propose_tokens(
+        allowed_row = F.pad(allowed.row, (0, 1)).gather(1, positions).flatten()
+    sample = torch.arange(len(tokens), device=tokens.device)[:, None].expand_as(positions).flatten()
+    proposed, log_prob = propose_tokens(
         row_logits,
-        mask_id=decoding.mask_id,
-        eos_id=decoding.eos_id,
-        no_end=no_end,
+        mask_id=config.mask_id,
+        eos_id=config.eos_id,
+        no_eos=no_eos,
         allowed_row=allowed_row,
         allowed_tokens=None if allowed is None else allowed.tokens,
-        temperature=decoding.temperature,
-        top_p=decoding.top_p,
-        streams=streams.at("token")[sample].at(places.flatten()),
+        temperature=config.decoding.temperature,
+        top_p=config.decoding.top_p,
+        streams=streams.at("token")[sample].at(positions.flatten()),
     )
-    return _Proposals(found.view(places.shape), log_prob.float().view(places.shape))
-
-
-def _first_planned(masked: Positions, plan: DecodePlan) -> int:
-    first = masked.shape[1] - plan.length
-    if first < 0:
-        raise ValueError(f"a plan for {plan.length} tokens on a canvas of {masked.shape[1]}")
-    if masked[:, :first].any():
-        raise ValueError(f"the first {first} tokens are before the plan's {plan.length}: they must be given")
-    return first
-
-
-def _hidden(where: Int[Tensor, "4"], tokens: TokenIds, decoding: Decoding) -> Positions:
-    return _within(where, tokens) & (tokens == decoding.mask_id)
-
-
-def _within(where: Int[Tensor, "4"], tokens: TokenIds) -> Positions:
-    index = torch.arange(tokens.shape[1], device=tokens.device)
-    return ((index >= where[1]) & (index < where[2])).expand_as(tokens)
-
-
-class _Finite:
-    """Whether all logits were finite, call by call; looked at only where that is cheap."""
-
-    def __init__(self) -> None:
-        self.unchecked: list[Tensor] = []
-
-    def enter(self, is_finite: Bool[Tensor, ""]) -> None:
-        self.unchecked.append(is_finite)
-
-    def check(self) -> None:
-        check_all(self.unchecked, "the demasker's logits")
-        self.unchecked.clear()
+    return _Proposals(proposed.view(positions.shape), log_prob.float().view(positions.shape))
 
 
 @dataclass(frozen=True)
 class Engine:
-    """How the work is carried out; never what comes out."""
+    """How a step is executed. It never changes the result."""
 
-    play: Play = as_it_is
-    reveal: Reveal = reveal  # the same, perhaps compiled
+    play: Play = eager
+    reveal: Reveal = reveal  # or the same, compiled
 
 
 PLAIN = Engine()
 
 
 @torch.no_grad()
-def settle(
-    demask: Demask, canvas: TokenIds, decoding: Decoding, allowed: Allowed, *, streams: Streams
-) -> tuple[TokenIds, Cost]:
-    """Put tokens where only some are allowed, by one call without registers, before anything else is found.
+def settle(demask: Demask, canvas: Canvas, decoding: Decoding, *, streams: Streams) -> tuple[Canvas, Cost]:
+    """Fill the restricted positions by one call without registers, before anything else is decoded.
 
-    Tokens that are found together do not see each other: with the last word of a prompt still masked, what follows
-    would go on from another word, and registers would be drawn for it.
+    Tokens that are revealed together do not see each other. If the last word of a prompt were still masked, the
+    text after it, and the registers drawn for it, would continue a different word.
     """
-    open_places = allowed.restricted() & (canvas == decoding.mask_id)
-    places = _places(open_places, int(open_places.sum(dim=1).max()))
-    row_logits = demask(canvas, None, places.clamp(max=canvas.shape[1] - 1))
-    given = canvas != decoding.mask_id
-    proposal = _propose(decoding, row_logits, places, canvas, given, streams.at("settle"), allowed)
+    assert canvas.allowed is not None
+    restricted = canvas.restricted() & canvas.masked()
+    positions = _positions(restricted, int(restricted.sum(dim=1).max()))
+    row_logits = demask(canvas.tokens, None, positions.clamp(max=canvas.length - 1))
+    config = RevealConfig(decoding, reveal_rule(decoding), canvas.mask_id, canvas.eos_id, calls_per_block=1)
+    given = ~canvas.masked()
+    proposal = _propose(config, row_logits, positions, canvas.tokens, given, streams.at("settle"), canvas.allowed)
     check_finite(proposal.log_prob, "the demasker's logits")
-    return _put(canvas, places, proposal.tokens), Cost(demasker_calls=1)
-
-
-@torch.no_grad()
-def decode(
-    demask: Demask,
-    canvas: TokenIds,
-    decoding: Decoding,
-    *,
-    registers: RegisterBank | None = None,
-    allowed: Allowed | None = None,
-    streams: Streams,
-    refresh: Refresh | None = None,
-    refresh_at: Collection[int] = (),
-    spent: Cost = NO_COST,
-    on_call: OnCall | None = None,
-    engine: Engine = PLAIN,
-) -> Samples:
-    """Fill the masked positions of `canvas`: the green lines of Algorithms 2, 3 and 6.
-
-    Tokens on the canvas are given and stay; `allowed` says where only some may be put, and a token that is there
-    already may be replaced by another of them if the rule hides it again. The plan covers the last
-    `plan.length` positions; what stands before them is a prompt. `refresh` renews the registers before the calls
-    in `refresh_at`; before call 0 it draws the first. `spent` is what the registers have cost already; `on_call`
-    sees the canvas after every call. A sample depends on its own row and streams alone, never on its batch.
-
-    All shapes of a call are known beforehand, and its tensors are looked at only where that is cheap or pays:
-    finished samples are then left out, and a call that would reveal nothing is not made.
-    """
-    draws_first = refresh is not None and 0 in refresh_at
-    if decoding.guidance != 1 and registers is None and not draws_first:
-        raise ValueError(f"guidance {decoding.guidance} strengthens registers, and there are none")
-    if registers is not None and not registers.isfinite().all():
-        raise ValueError("registers are not finite: nothing can be decoded from them")
-    first = _first_planned(canvas == decoding.mask_id, decoding.plan)
-    batch = Batch.of(canvas, registers, streams, mask_id=decoding.mask_id, allowed=allowed)
-    ledger, finite = Ledger(canvas, spent), _Finite()
-    hideable = canvas if allowed is None else canvas.masked_fill(allowed.restricted(), decoding.mask_id)
-    num_rows = rows_by_call(hideable[:, first:], decoding)
-    calls = torch.tensor(
-        [(c.index, first + c.block_start, first + c.block_end, c.calls_left) for c in decoding.plan.calls()],
-        device=canvas.device,
-    )
-    looks_often = canvas.device.type == "cpu" or isinstance(decoding.rule, AboveThreshold)
-    last_rows = 0
-    for call in decoding.plan.calls():
-        refreshes = refresh is not None and call.index in refresh_at
-        if looks_often or refreshes or num_rows[call.index] != last_rows:
-            finite.check()
-            batch.leave_out_finished()
-            if not len(batch.numbers):
-                break
-        last_rows = num_rows[call.index]
-        if refreshes and refresh is not None:
-            drawn = refresh(batch.tokens, batch.streams.at("call", call.index, "refresh"))
-            ledger.enter(drawn.cost, batch.numbers, batch.unfinished())
-            batch.registers = drawn.registers
-        where = calls[call.index]
-        if not last_rows or (looks_often and not _hidden(where, batch.tokens, decoding).any()):
-            continue
-        how = (demask, decoding, engine.reveal, last_rows)
-        allowed_now = batch.allowed or (None, None)
-        inputs = (batch.tokens, batch.given, batch.registers, batch.streams.keys, where, *allowed_now)
-        batch.tokens, concerned, is_finite = engine.play(partial(_make_call, *how), how, inputs)
-        finite.enter(is_finite)
-        if looks_often:
-            finite.check()
-        ledger.enter(Cost(demasker_calls=decoding.calls_each_time), batch.numbers, concerned)
-        if on_call is not None:
-            on_call(batch.all_tokens(), call.index, ledger.total())
-    finite.check()
-    return Samples(batch.all_tokens(), ledger.total(), ledger.costs(), batch.all_registers())
+    tokens = _put(canvas.tokens, positions, proposal.tokens)
+    return Canvas(tokens, canvas.mask_id, canvas.eos_id, canvas.allowed), Cost(demasker_calls=1)

@@ -1,25 +1,27 @@
-"""f_theta as the decode loop sees it: a canvas and registers, or none, in; logits at the rows that are wanted out.
+"""The networks as the samplers call them, with guidance inside.
 
-It knows that the base takes no registers, that the guided demasker has an empty prefix, and how guidance is
-strengthened. It knows nothing of plans, reveal rules, randomness or costs.
+`Demask` is f_theta: canvas and registers in, logits at the wanted positions out. `Denoise` (`processes.gaussian`)
+is g_psi. Plans, reveal rules, randomness and costs are not known here.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
+from torch import Tensor
 
 from crocodil.models.demasker import Demasker
 from crocodil.models.llada import LLaDA
-from crocodil.shapes import Places, RegisterBank, RowLogits, TokenIds
+from crocodil.processes.gaussian import Denoised
+from crocodil.shapes import Places, RegisterBank, RegisterTime, RowLogits, TokenIds
 
 Demask: TypeAlias = Callable[[TokenIds, RegisterBank | None, Places], RowLogits]
 
 
 @dataclass(frozen=True)
 class Unguided:
-    """The base MDM: registers are ignored."""
+    """The base MDM: it ignores registers."""
 
     demasker: LLaDA
 
@@ -29,7 +31,7 @@ class Unguided:
 
 @dataclass(frozen=True)
 class Guided:
-    """The guided demasker; no registers at all is its empty prefix (decision D14)."""
+    """The guided demasker; without registers it runs with an empty prefix (decision D14)."""
 
     demasker: Demasker
 
@@ -40,17 +42,55 @@ class Guided:
         return self.demasker(noisy_tokens, registers, rows=rows)
 
 
-def strengthened(demask: Demask, strength: float) -> Demask:
-    """Register guidance: logits moved from those of the empty prefix towards, or past, the guided ones.
+def strengthened(demask: Demask, guidance: float) -> Demask:
+    """Classifier-free guidance by registers: without + guidance * (with - without).
 
-    1 is the guided demasker itself, more exaggerates what the registers say. Takes two calls for one, and a
-    demasker that has seen empty prefixes in training (decision D14).
+    1 is the guided demasker itself. Other values need a second call, and a demasker that was trained with empty
+    prefixes (decision D14).
     """
-    if strength == 1:
+    if guidance == 1:
         return demask
 
     def demask_strongly(noisy_tokens: TokenIds, registers: RegisterBank | None, rows: Places) -> RowLogits:
         without = demask(noisy_tokens, None, rows)
-        return without + strength * (demask(noisy_tokens, registers, rows) - without)
+        return without + guidance * (demask(noisy_tokens, registers, rows) - without)
 
     return demask_strongly
+
+
+@dataclass(frozen=True)
+class GuidedDenoiser:
+    """g_psi(z_s, s) with perturbed-attention guidance (decision D33).
+
+    The prediction is moved away from that of the same network with identity attention, where registers do not
+    attend to each other. Both come from one batch of twice the size. A self-conditioned denoiser is given its own
+    last prediction, without guidance.
+    """
+
+    denoiser: Callable[..., RegisterBank]
+    pag_scale: float = 0.0
+    self_conditioned: bool = False
+
+    def __call__(
+        self,
+        noisy_registers: RegisterBank,
+        time: RegisterTime,
+        last_prediction: RegisterBank,
+        condition_kv: Tensor | None = None,
+    ) -> Denoised:
+        options: dict[str, Any] = {} if condition_kv is None else {"condition_kv": condition_kv}
+        if self.self_conditioned:
+            options["guess"] = last_prediction
+        if not self.pag_scale:
+            prediction = self.denoiser(noisy_registers, time, **options)
+            return Denoised(prediction, prediction)
+        if self.self_conditioned:
+            options["guess"] = torch.cat([last_prediction, last_prediction])
+        both = self.denoiser(
+            torch.cat([noisy_registers, noisy_registers]),
+            torch.cat([time, time]),
+            identity_attention=torch.arange(2 * len(time), device=time.device) >= len(time),
+            **options,
+        )
+        prediction, perturbed = both.chunk(2)
+        return Denoised(prediction + self.pag_scale * (prediction - perturbed), prediction)

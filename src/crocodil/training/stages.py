@@ -31,7 +31,7 @@ from crocodil.objectives import (
 )
 from crocodil.processes.gaussian import Denoise
 from crocodil.processes.masking import bare_canvas, stratified_times
-from crocodil.sampling.algorithms import PriorSampling
+from crocodil.sampling.configs import Drawing
 from crocodil.seeding import Streams
 from crocodil.shapes import RegisterBank
 from crocodil.text.encode import encode_tokens
@@ -40,7 +40,6 @@ from crocodil.training.adapting import learned_parameters
 from crocodil.training.cached_registers import CachedRegisters, to_device
 from crocodil.training.loop import Phase
 from crocodil.training.validation import (
-    NUM_DRAW_STEPS,
     accuracy_by_mask_prob,
     denoising_by_time,
     gap_of_drawn,
@@ -388,14 +387,7 @@ def judged_prior(
     suffix: str,
 ) -> dict[str, float]:
     """How well registers are denoised, and how far drawn ones are from encoded ones."""
-    sampling = PriorSampling(
-        num_registers=config.num_registers,
-        register_width=config.register_width,
-        num_steps=NUM_DRAW_STEPS,
-        largest_offset=objective.largest_offset,
-        time_shift=objective.time_shift,
-        self_conditioned=config.self_conditioned,
-    )
+    drawing = Drawing(largest_offset=objective.largest_offset, time_shift=objective.time_shift)
     return denoising_by_time(denoise, registers, suffix=suffix) | gap_of_drawn(
-        denoise, registers, sampling, suffix=suffix
+        denoise, registers, drawing, self_conditioned=config.self_conditioned, suffix=suffix
     )

@@ -6,7 +6,8 @@ from crocodil.metrics.likelihood import Demask, demasking_accuracy
 from crocodil.metrics.register_quality import prdc_per_register, psnr, squared_error_by_time
 from crocodil.processes.gaussian import Denoise
 from crocodil.processes.masking import Masked, mask_tokens
-from crocodil.sampling.algorithms import PriorSampling, draw_registers
+from crocodil.sampling.algorithms import draw_registers
+from crocodil.sampling.configs import Drawing
 from crocodil.seeding import Streams
 from crocodil.shapes import RegisterBank, TokenIds
 
@@ -41,7 +42,7 @@ def denoising_by_time(denoise: Denoise, registers: RegisterBank, *, suffix: str 
 
 
 def gap_of_drawn(
-    denoise: Denoise, registers: RegisterBank, sampling: PriorSampling, *, suffix: str = ""
+    denoise: Denoise, registers: RegisterBank, drawing: Drawing, *, self_conditioned: bool, suffix: str = ""
 ) -> dict[str, float]:
     """How far drawn registers are from encoded ones: PRDC, register by register (App. E).
 
@@ -49,7 +50,14 @@ def gap_of_drawn(
     """
     if len(registers) <= NEAREST:
         return {}
-    drawn, _ = draw_registers(denoise, sampling, streams=_streams(registers).at("draw"))
+    drawn, _ = draw_registers(
+        denoise,
+        drawing,
+        shape=(registers.shape[1], registers.shape[2]),
+        num_steps=NUM_DRAW_STEPS,
+        self_conditioned=self_conditioned,
+        streams=_streams(registers).at("draw"),
+    )
     found = prdc_per_register(registers, drawn, nearest=NEAREST).mean._asdict()
     return {f"valid {name} of drawn registers{suffix}": value for name, value in found.items()}
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from crocodil.pipeline import Choices, Crocodil, Generation, Method
+from crocodil.pipeline import Crocodil, Generation, Method
 from crocodil.presets.runs import ABLATIONS
 from crocodil.processes.registers import block_ends
 from crocodil.reproduce import published
@@ -15,7 +15,8 @@ from crocodil.reproduce.experiments.demasker_curves import missing_model
 from crocodil.reproduce.experiments.generation import methods
 from crocodil.reproduce.experiments.quality import quality_panels, quality_table
 from crocodil.reproduce.store import Job, Row, distinct, select
-from crocodil.reproduce.sweep import Contestant, contest, method_of, plain, quietly
+from crocodil.reproduce.sweep import Contestant, contest, method_of, plain
+from crocodil.sampling.configs import Decoding
 
 REGISTER_COUNT_TITLE = "Number of registers (App. G i)"
 REFRESH_TITLE = "Time of the refresh (App. G ii)"
@@ -58,12 +59,10 @@ def compute_register_count(lab: Lab) -> list[Row]:
     return contest(lab, "register-count", at_all_calls(lab, contestants))
 
 
-def generate_from(
-    pipe: Crocodil, num_registers: int, count: int, *, calls: int, seed: int, choices: Choices
-) -> Generation:
+def generate_from(pipe: Crocodil, num_registers: int, count: int, *, seed: int, decoding: Decoding) -> Generation:
     """Run ConThenDisc with the first `num_registers` drawn registers; the cost is that of drawing all."""
     registers, cost = drawn(pipe, count, seed=seed).first(num_registers)
-    made = pipe.decode(registers, calls=calls, seed=seed, choices=choices, on_call=quietly)
+    made = pipe.decode(registers, seed=seed, decoding=decoding, show_progress=False)
     nfe, flop_nfe = price(pipe, cost, num_registers=num_registers)
     return replace(made, nfe=made.nfe + nfe, flop_nfe=made.flop_nfe + flop_nfe)
 
@@ -77,7 +76,7 @@ def compute_refresh(lab: Lab) -> list[Row]:
     contestants = [
         Contestant(
             {"refresh": "never" if fraction is None else f"@{fraction:.2f}"},
-            method_of(lab.pipe, Method.CON_WITHIN_DISC, refresh_fractions=() if fraction is None else (fraction,)),
+            method_of(lab.pipe, Method.CON_WITHIN_DISC, refresh_at=() if fraction is None else (fraction,)),
             GENERATING,
             like=plain(lab.pipe, Method.CON_WITHIN_DISC),
         )

@@ -5,14 +5,14 @@ from functools import partial
 from statistics import fmean
 
 from crocodil.metrics import character_error_rate
-from crocodil.pipeline import Choices, Crocodil
+from crocodil.pipeline import Crocodil
 from crocodil.reproduce import published
 from crocodil.reproduce.context import COPYING, Lab
 from crocodil.reproduce.document import Block, Listing, Picture, Section, Table, Text, number, percent, with_spread
 from crocodil.reproduce.figures import Curve, Panel
 from crocodil.reproduce.protocol import EXAMPLE_CALLS, TABLES, blocks_and_calls
 from crocodil.reproduce.store import Job, Row, distinct, select
-from crocodil.reproduce.sweep import quietly
+from crocodil.sampling.configs import Decoding
 
 TITLE = "Autoencoder (Tables 1 and 2, Fig. 5)"
 
@@ -46,8 +46,8 @@ def compute(lab: Lab) -> list[Row]:
 def autoencoder_row(lab: Lab, pipe: Crocodil, block: int, calls: int) -> Row:
     """Run Algorithm 6 on validation programs, with all registers and at temperature 0."""
     texts = lab.texts("valid", lab.setting.num_copied)
-    choices = Choices(block_size=block)
-    made = pipe.autoencode(texts, cut=True, calls=calls, seed=lab.seed, choices=choices, on_call=quietly)
+    decoding = Decoding(block_size=block, calls=calls)
+    made = pipe.autoencode(texts, cut=True, seed=lab.seed, decoding=decoding, show_progress=False)
     errors = [character_error_rate(text, copy) for text, copy in zip(texts, made.texts, strict=True)]
     return {
         "cer": fmean(errors),
@@ -57,7 +57,7 @@ def autoencoder_row(lab: Lab, pipe: Crocodil, block: int, calls: int) -> Row:
         "nfe": made.nfe,
         "flop_nfe": made.flop_nfe,
         "seconds": made.seconds / len(texts),
-        "temperature": choices.temperature,
+        "temperature": decoding.temperature,
         "num_samples": len(texts),
         "example": copy_example(pipe, calls, lab.seed) if block == lab.length and calls in EXAMPLE_CALLS else None,
     }
@@ -65,7 +65,7 @@ def autoencoder_row(lab: Lab, pipe: Crocodil, block: int, calls: int) -> Row:
 
 def copy_example(pipe: Crocodil, calls: int, seed: int) -> Row:
     """Copy the example in one block."""
-    (copy,) = pipe.autoencode([EXAMPLE], cut=True, calls=calls, seed=seed, on_call=quietly).texts
+    (copy,) = pipe.autoencode([EXAMPLE], cut=True, calls=calls, seed=seed, show_progress=False).texts
     source = pipe.tokenizer.decode(pipe.tokens_of([EXAMPLE], cut=True)[0].tolist())  # cut to the model's length
     return {"source": source, "found": copy, "cer": character_error_rate(source, copy)}
 

@@ -1,7 +1,6 @@
 """Memorisation: the longest run of tokens that a generated program shares with the training programs."""
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from itertools import islice
 from statistics import fmean
 
@@ -23,7 +22,7 @@ REAL = "real"
 
 def compute(lab: Lab) -> list[Row]:
     """Compute one row for all methods, because reading the training tokens takes most of the time."""
-    chosen = {"chosen": {str(method): asdict(own_candidate(lab.pipe, method)) for method in methods(lab.pipe)}}
+    chosen = {"chosen": {str(method): own_candidate(lab.pipe, method) for method in methods(lab.pipe)}}
     job = Job({"at": "default calls"}, lambda: {**chosen, "runs": _runs(lab)}, chosen=chosen)
     return lab.store.compute("memorisation", [job])
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from functools import partial
 
-from crocodil.pipeline import Choices, Crocodil, Generation, Method
+from crocodil.pipeline import Crocodil, Generation, Method
 from crocodil.reproduce import published
 from crocodil.reproduce.context import COPYING, DRAWING, Lab
 from crocodil.reproduce.document import Block, Listing, Picture, Section, Table, Text
@@ -17,7 +17,8 @@ from crocodil.reproduce.experiments.quality import (
     quality_table,
 )
 from crocodil.reproduce.store import Job, Row, distinct, select
-from crocodil.reproduce.sweep import TIE, Contestant, contest, plain, quietly
+from crocodil.reproduce.sweep import TIE, Contestant, contest, plain
+from crocodil.sampling.configs import Decoding
 
 TITLE = "Generation (Figs. 6 and 10)"
 QUALITATIVE_CALLS = (256, 128, 64, 32)  # App. G
@@ -48,13 +49,13 @@ def methods(pipe: Crocodil) -> list[Method]:
     ]
 
 
-def decode_encoded(lab: Lab, count: int, *, calls: int, seed: int, choices: Choices) -> Generation:
+def decode_encoded(lab: Lab, count: int, *, seed: int, decoding: Decoding) -> Generation:
     """Decode the registers of training programs, as many registers per program as a generation uses."""
     prior = lab.pipe.conditional if lab.pipe.prior is None else lab.pipe.prior
     assert prior is not None
-    num_registers = lab.pipe.settings.num_registers or prior.config.num_registers
+    num_registers = lab.pipe.settings.drawing.num_registers or prior.config.num_registers
     registers = lab.pipe.encode(lab.texts("train", count), cut=True)[:, :num_registers]
-    return lab.pipe.decode(registers, calls=calls, seed=seed, choices=choices, on_call=quietly)
+    return lab.pipe.decode(registers, seed=seed, decoding=decoding, show_progress=False)
 
 
 def compute_reference(lab: Lab) -> list[Row]:

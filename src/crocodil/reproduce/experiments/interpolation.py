@@ -9,7 +9,7 @@ from crocodil.reproduce.document import Block, Picture, Section, Table, Text, me
 from crocodil.reproduce.experiments.quality import GEN_PPL_LABEL, MAUVE_LABEL
 from crocodil.reproduce.figures import Curve, Panel, Real
 from crocodil.reproduce.store import Job, Row, distinct, select
-from crocodil.reproduce.sweep import measured, quietly
+from crocodil.reproduce.sweep import measured
 from crocodil.shapes import RegisterBank
 
 TITLE = "Interpolation (Fig. 8)"
@@ -32,7 +32,7 @@ class Pairs:
     def row(self, mix_weight: float) -> Row:
         mixed = interpolate(*self.ends, mix_weight=mix_weight)
         calls = max(1, self.lab.length // TOKENS_PER_CALL)
-        made = self.lab.pipe.decode(mixed, calls=calls, seed=self.lab.seed, on_call=quietly)
+        made = self.lab.pipe.decode(mixed, calls=calls, seed=self.lab.seed, show_progress=False)
         return {**measured(self.lab, made, "test"), "temperature": 0.0, "calls": made.costs[0].demasker_calls}
 
 

@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 
 from crocodil.pipeline import Method
+from crocodil.processes.plan import rule_name
 from crocodil.reproduce import published
-from crocodil.reproduce.document import Picture, Table, measure, number, percent, rule_name, with_spread
+from crocodil.reproduce.document import Picture, Table, measure, number, percent, with_spread
 from crocodil.reproduce.figures import Curve, Panel, Real
 from crocodil.reproduce.store import Row, distinct, select
 

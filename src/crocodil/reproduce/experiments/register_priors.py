@@ -53,7 +53,7 @@ def _psnr_row(lab: Lab, name: str, time: float) -> Row:
 def _denoise(lab: Lab, prior: RegisterDenoiser, seen: TokenIds | None) -> Denoise:
     if prior.enter_condition is None:
         return prior
-    condition = lab.pipe.condition(lab.pipe.canvas(lab.length)[None] if seen is None else seen)
+    condition = lab.pipe.condition(lab.pipe.canvas(lab.length).tokens if seen is None else seen)
     return lambda registers, time: prior(registers, time, condition=condition)
 
 
@@ -68,10 +68,10 @@ def _prdc_row(lab: Lab, name: str) -> Row:
     texts = lab.texts("valid", setting.num_drawn)
     if name == CONDITIONAL:
         seen = half_hidden(pipe, texts, lab.streams("prdc", len(texts)))
-        num_steps = pipe.settings.refresh_steps
+        num_steps = pipe.settings.drawing.refresh_steps
         fake = drawn_given(pipe, seen, seed=lab.seed, num_steps=num_steps)
     else:
-        num_steps = pipe.settings.prior_steps
+        num_steps = pipe.settings.drawing.prior_steps
         fake = drawn(pipe, len(texts), seed=lab.seed).registers
     real = pipe.encode(texts, cut=True).bank[:, : fake.shape[1]]
     prdc = prdc_per_register(real, fake, nearest=setting.nearest)

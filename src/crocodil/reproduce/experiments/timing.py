@@ -3,7 +3,7 @@
 import copy
 import platform
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,7 @@ from crocodil.pipeline.folder import NETWORKS
 from crocodil.reproduce.context import Lab
 from crocodil.reproduce.experiments.generation import methods
 from crocodil.reproduce.store import Job, Row
-from crocodil.reproduce.sweep import CHOSEN, candidate_of, choices_for, method_of, own_candidate, quietly, used_by
+from crocodil.reproduce.sweep import CHOSEN, candidate_of, decoding_of, method_of, own_candidate, used_by
 from crocodil.sampling.cost import num_parameters
 
 LARGEST_ON_CPU = 2_000_000_000  # parameters; a larger demasker is not timed on a CPU
@@ -38,10 +38,8 @@ def compute_seconds(lab: Lab) -> list[Row]:
 
 def _timed_row(lab: Lab, point: Row) -> Row:
     count = lab.setting.num_clocked
-    choices = choices_for(lab.pipe, point["method"], candidate_of(point))
-    generate = partial(
-        method_of(lab.pipe, Method(point["method"])), count, calls=point["calls"], seed=lab.seed, choices=choices
-    )
+    decoding = replace(decoding_of(lab.pipe, point["method"]), calls=point["calls"], **candidate_of(point))
+    generate = partial(method_of(lab.pipe, Method(point["method"])), count, seed=lab.seed, decoding=decoding)
     generate()  # compiles and captures new shapes
     return {**{name: point[name] for name in CHOSEN}, "seconds": generate().seconds / count, "num_samples": count}
 
@@ -68,7 +66,7 @@ def compute_cpu_seconds(lab: Lab) -> list[Row]:
             {"method": str(method)},
             partial(_cpu_row, lab, method),
             uses=used_by(lab.pipe, method),
-            chosen=asdict(own_candidate(lab.pipe, method)),
+            chosen=own_candidate(lab.pipe, method),
         )
         for method in methods(lab.pipe)
     ]
@@ -79,12 +77,12 @@ def _cpu_row(lab: Lab, method: Method) -> Row:
     count, all_threads = lab.setting.num_timed, torch.get_num_threads()
     torch.set_num_threads(min(lab.setting.cpu_threads, all_threads))
     try:
-        made = on_cpu(lab.pipe).generate(count, method=method, seed=lab.seed, batch_size=1, on_call=quietly)
+        made = on_cpu(lab.pipe).generate(count, method=method, seed=lab.seed, batch_size=1, show_progress=False)
         threads = torch.get_num_threads()
     finally:
         torch.set_num_threads(all_threads)
     return {
-        **asdict(own_candidate(lab.pipe, method)),
+        **own_candidate(lab.pipe, method),
         "calls": made.costs[0].demasker_calls,
         "cpu_seconds": made.seconds / count,
         "threads": threads,

@@ -19,7 +19,7 @@ def compute(lab: Lab) -> list[Row]:
 
 
 def describe(pipe: Crocodil, training: Mapping[str, Row], base: str) -> Row:
-    prior = pipe.conditional if pipe.prior is None else pipe.prior
+    prior, drawing = pipe.conditional if pipe.prior is None else pipe.prior, pipe.settings.drawing
     return {
         "demasker_parameters": num_parameters(pipe.demasker),
         "encoder_parameters": num_parameters(pipe.encoder),
@@ -27,12 +27,12 @@ def describe(pipe: Crocodil, training: Mapping[str, Row], base: str) -> Row:
         "conditional_parameters": num_parameters(pipe.conditional),
         "registers": pipe.encoder.config.num_registers,
         "register_width": pipe.encoder.config.register_width,
-        "prior_steps": pipe.settings.prior_steps,
-        "refresh_steps": pipe.settings.refresh_steps,
-        "eta": pipe.settings.eta,
-        "coherence": pipe.settings.coherence,
+        "prior_steps": drawing.prior_steps,
+        "refresh_steps": drawing.refresh_steps,
+        "eta": drawing.eta,
+        "pag_scale": drawing.pag_scale,
         "prior_registers": 0 if prior is None else prior.config.num_registers,
-        "guiding_registers": 0 if prior is None else pipe.settings.num_registers or prior.config.num_registers,
+        "guiding_registers": 0 if prior is None else drawing.num_registers or prior.config.num_registers,
         "base": None if pipe.base is None else base,
         "base_compute_share": base_compute_share(pipe, training),
         "base_compute_share_with_priors": base_compute_share(pipe, training, with_priors=True),

@@ -7,7 +7,6 @@ autoencoder and the prior are trained on a CPU in seconds.
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -17,13 +16,14 @@ from crocodil.models.llada import LLaDA, LLaDAConfig
 from crocodil.models.register_denoiser import RegisterDenoiser, RegisterDenoiserConfig
 from crocodil.models.register_encoder import RegisterEncoder, RegisterEncoderConfig
 from crocodil.objectives import DemaskerObjective, PriorObjective, base_loss, guided_loss, prior_loss
-from crocodil.processes.plan import DecodePlan
 from crocodil.reproduce import published
 from crocodil.reproduce.document import Section, Table, Text, number
 from crocodil.reproduce.store import Job, Row, Store
-from crocodil.sampling.algorithms import PriorSampling, autoencode, con_then_disc, draw_registers
-from crocodil.sampling.decode import Decoding, Draw, Samples, decode
+from crocodil.sampling.algorithms import autoencode, con_then_disc, draw_registers
+from crocodil.sampling.configs import Decoding, Drawing
+from crocodil.sampling.decode import decode
 from crocodil.sampling.guidance import Guided, Unguided
+from crocodil.sampling.state import Canvas, Draw, Samples
 from crocodil.seeding import Streams, generator_for
 
 TITLE = "Toy example: two sentences (App. B)"
@@ -95,15 +95,13 @@ def samples(say: Callable[[str], object], steps: tuple[int, int, int]) -> dict[s
 
     say(train("prior (Algorithm 5)", [denoiser], prior, prior_steps))
 
-    at_once = Decoding(plan=DecodePlan.one_block(length=2, num_calls=1), mask_id=MASK, temperature=1.0)
-    one_by_one = replace(at_once, plan=DecodePlan.one_block(length=2, num_calls=2))
-    sampling = PriorSampling(num_registers=1, register_width=WIDTH, num_steps=16)
-    canvas = CANVAS.repeat(NUM_SAMPLES, 1)
+    at_once, one_by_one = (Decoding(calls=calls, temperature=1.0) for calls in (1, 2))
+    canvas = Canvas(CANVAS.repeat(NUM_SAMPLES, 1), MASK)
     sentences = SENTENCES.repeat(NUM_SAMPLES // 2, 1)
     streams = Streams.of("samples", samples=range(NUM_SAMPLES))
 
     def draw(streams: Streams) -> Draw:
-        return draw_registers(denoiser, sampling, streams=streams)
+        return draw_registers(denoiser, Drawing(), shape=(1, WIDTH), num_steps=16, streams=streams)
 
     return {
         "base, one word per call": decode(Unguided(base), canvas, one_by_one, streams=streams),

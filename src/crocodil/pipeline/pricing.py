@@ -1,0 +1,47 @@
+"""What calls cost, in the units of `Cost`: how large each network is, and over how many positions it runs."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from crocodil.models.demasker import Demasker
+from crocodil.models.register_denoiser import RegisterDenoiser
+from crocodil.models.register_encoder import RegisterEncoder
+from crocodil.sampling.cost import Cost, Size, num_parameters
+
+
+@dataclass(frozen=True)
+class Pricing:
+    """The networks of a model as units of cost. If the two priors differ in size, the larger one counts."""
+
+    demasker: Demasker
+    encoder: RegisterEncoder
+    priors: tuple[RegisterDenoiser | None, ...]
+
+    @property
+    def prior(self) -> RegisterDenoiser | None:
+        return max((prior for prior in self.priors if prior is not None), key=num_parameters, default=None)
+
+    def nfe(self, cost: Cost) -> float:
+        """Return the paper's NFE: a denoiser call counts by its parameters, an encoder call not at all."""
+        return cost.nfe(
+            demasker_parameters=num_parameters(self.demasker), denoiser_parameters=num_parameters(self.prior)
+        )
+
+    def flop_nfe(self, cost: Cost, *, length: int, prefix: int | None) -> float:
+        """Return the cost in calls of the base over the text alone.
+
+        `prefix` is the number of registers before the text, between START and END; None: no prefix at all.
+        """
+        base, prior = Size(num_parameters(self.demasker.backbone), length), self.prior
+        return cost.flop_nfe(
+            unit=base,
+            demasker=base if prefix is None else Size(num_parameters(self.demasker), length + 2 + prefix),
+            denoiser=Size(num_parameters(prior), 0 if prior is None else prior.config.num_registers),
+            encoder=Size(num_parameters(self.encoder), length + self.encoder.config.num_registers),
+        )
+
+
+def mean_price(price: Callable[[Cost], float], costs: Sequence[Cost]) -> float:
+    """Average over samples. Most of them cost the same, and counting parameters takes time."""
+    return sum(times * price(cost) for cost, times in Counter(costs).items()) / len(costs)

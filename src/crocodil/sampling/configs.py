@@ -1,0 +1,96 @@
+"""The two sampling configs: how tokens are chosen (`Decoding`) and how registers are drawn (`Drawing`).
+
+Both are frozen. A model's JSON holds one of each, and they are passed on unchanged. A new knob is one field here
+and the code that uses it: model files, command-line options and reports loop over the fields. Does not import
+torch.
+"""
+
+from dataclasses import field, fields, replace
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from crocodil.processes.plan import RULE_NAMES, DecodePlan, rule_name
+from crocodil.runtime.config import (
+    Guidance,
+    Length,
+    PagScale,
+    Positive,
+    Share,
+    Steps,
+    Temperature,
+    TopP,
+    Width,
+    checked_by,
+    config,
+)
+
+if TYPE_CHECKING:
+    from crocodil.processes.reveal import RevealRule
+
+    Rule: TypeAlias = str | RevealRule
+else:
+
+    def _checked_rule(rule: Any) -> Any:
+        if isinstance(rule, str):
+            return rule_name(rule)
+        if not callable(rule):
+            raise ValueError(f"should be the name of a reveal rule or a rule itself, not {rule!r}")
+        return rule
+
+    Rule: TypeAlias = checked_by(_checked_rule)
+
+
+def knob(default: Any, help: str) -> Any:
+    """A field with a sentence for the command line."""
+    return field(default=default, metadata={"help": help})
+
+
+@config
+class Decoding:
+    """How tokens are chosen: in how many calls, in which order, and how randomly."""
+
+    calls: Length | None = knob(None, "Demasker calls per text. Default: one for every 16 tokens.")
+    block_size: Length | None = knob(
+        None, "Fill blocks of this many tokens from left to right. Default: one block."
+    )
+    rule: Rule = knob("confidence", f"Which tokens each call reveals: {', '.join(RULE_NAMES)}.")
+    threshold: Share | None = knob(None, "Instead of a rule: reveal every token more probable than this.")
+    temperature: Temperature = knob(0.0, "Temperature of the tokens; 0 takes the most probable one.")
+    top_p: TopP = knob(1.0, "Draw from the most probable tokens that together have this probability.")
+    guidance: Guidance = knob(1.0, "Strength of register guidance; any value but 1 doubles the demasker calls.")
+    eos_last: bool = True  # reveal no EOS token before the tokens in front of it
+
+    def plan(self, length: int) -> DecodePlan:
+        """Return the blocks and calls for a canvas of this length."""
+        return DecodePlan.usual(length, block_size=self.block_size, num_calls=self.calls)
+
+    @property
+    def calls_per_step(self) -> int:
+        """Guidance needs the logits with and without registers."""
+        return 1 if self.guidance == 1 else 2
+
+
+@config
+class Drawing:
+    """How registers are drawn from the priors."""
+
+    prior_steps: Steps = knob(128, "Diffusion steps of a draw from the prior.")  # Sec. 5
+    refresh_steps: Steps = knob(32, "Diffusion steps of a draw from the conditional prior.")  # Sec. 5
+    eta: Share = knob(0.0, "Fresh noise per diffusion step: 0 is DDIM, 1 is ancestral sampling.")  # App. E
+    pag_scale: PagScale = knob(
+        0.0, "Perturbed-attention guidance of the prior: more fluency, less variety."
+    )  # D33
+    num_registers: Width | None = knob(None, "Guide with the first registers only. Default: all that are drawn.")
+    refresh_at: tuple[Share, ...] = (0.5,)  # ConWithinDisc draws again after these shares of the calls (D9)
+    largest_offset: Share = 0.1  # of the block offsets; must be as in training (D4)
+    time_shift: Positive = 1.0  # of the diffusion times; must be as in training
+
+
+def with_knobs(decoding: Decoding, drawing: Drawing, knobs: dict[str, Any]) -> tuple[Decoding, Drawing]:
+    """Return both configs with single fields changed: `{"temperature": 0.5, "prior_steps": 16}`."""
+    names = [{entry.name for entry in fields(part)} for part in (decoding, drawing)]
+    if unknown := sorted(set(knobs) - names[0] - names[1]):
+        raise ValueError(
+            f"no sampling option {unknown[0]!r}: take one of {', '.join(sorted(names[0] | names[1]))}"
+        )
+    changes = [{name: value for name, value in knobs.items() if name in known} for known in names]
+    return replace(decoding, **changes[0]), replace(drawing, **changes[1])
