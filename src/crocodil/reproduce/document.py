@@ -162,7 +162,8 @@ def as_html(title: str, sections: Sequence[Section], drawings: Mapping[str, str]
     for index, heading in enumerate(token for token in tokens if token.type == "heading_open"):
         heading.attrSet("id", f"s{index}")  # s0 is the title
     links = [
-        f'<li><a href="#s{index}">{escape(one.title)}</a></li>' for index, one in enumerate(sections, start=1)
+        f'<li><a href="#s{index}">{escape(section.title)}</a></li>'
+        for index, section in enumerate(sections, start=1)
     ]
     body = markdown.renderer.render(tokens, markdown.options, {})
     body = body.replace("</h1>", f"</h1>\n<nav><ul>{''.join(links)}</ul></nav>", 1)

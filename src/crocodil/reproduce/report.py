@@ -296,7 +296,9 @@ def summary(results: Results) -> dict[str, Any]:
     return {
         "version": crocodil.__version__,
         **{name: _common(models, name) for name in ("setting", "judge", "embedder", "seed", "corpus")},
-        **{name: {length: measure(one) for length, one in lengths.items()} for name, measure in MEASURES.items()},
+        **{
+            name: {length: measure(rows) for length, rows in lengths.items()} for name, measure in MEASURES.items()
+        },
     }
 
 
@@ -350,30 +352,32 @@ def _by_method(results: Results, name: str) -> dict[str, Any]:
 
 # Each function gets the results of one length. `at_calls` tells at which point `parse_share` and `entropy` are.
 MEASURES: Mapping[str, Callable[[Results], Any]] = {
-    "model": lambda one: one["model"][0]["model"],
-    "prior_steps": lambda one: one["model"][0]["prior_steps"],
-    "refresh_steps": lambda one: one["model"][0]["refresh_steps"],
-    "eta": lambda one: one["model"][0]["eta"],
-    "pag_scale": lambda one: one["model"][0]["pag_scale"],
-    "num_samples": lambda one: one["reference"][0]["num_samples"],
-    "base_compute_share": lambda one: {
-        "demasker and encoder": one["model"][0]["base_compute_share"],
-        "with priors": one["model"][0].get("base_compute_share_with_priors"),
+    "model": lambda results: results["model"][0]["model"],
+    "prior_steps": lambda results: results["model"][0]["prior_steps"],
+    "refresh_steps": lambda results: results["model"][0]["refresh_steps"],
+    "eta": lambda results: results["model"][0]["eta"],
+    "pag_scale": lambda results: results["model"][0]["pag_scale"],
+    "num_samples": lambda results: results["reference"][0]["num_samples"],
+    "base_compute_share": lambda results: {
+        "demasker and encoder": results["model"][0]["base_compute_share"],
+        "with priors": results["model"][0].get("base_compute_share_with_priors"),
     },
-    "own_best_calls": lambda one: (
-        comparison.own_best_calls(one["generation"], one["reference"][0]) if one.get("generation") else None
+    "own_best_calls": lambda results: (
+        comparison.own_best_calls(results["generation"], results["reference"][0])
+        if results.get("generation")
+        else None
     ),
     "speedup": _speedups,
     "speedup_at_one_call_a_token": partial(_speedups, per_token=True),
     "speedup_by_mauve": _speedups_by_mauve,
-    "at_calls": lambda one: {method: row["calls"] for method, row in _points(one).items()},
+    "at_calls": lambda results: {method: row["calls"] for method, row in _points(results).items()},
     "parse_share": partial(_by_method, name="parse_share"),
     "entropy": partial(_by_method, name="entropy"),
-    "autoencoder_cer": lambda one: {
-        str(row["calls"]): row["cer"] for row in one.get("autoencoder", ()) if row["block"] == row["length"]
+    "autoencoder_cer": lambda results: {
+        str(row["calls"]): row["cer"] for row in results.get("autoencoder", ()) if row["block"] == row["length"]
     },
-    "cpu_seconds_per_program": lambda one: {
-        row["method"]: row["cpu_seconds"] for row in one.get("cpu-seconds", ())
+    "cpu_seconds_per_program": lambda results: {
+        row["method"]: row["cpu_seconds"] for row in results.get("cpu-seconds", ())
     },
-    "memorisation": lambda one: next((row["runs"] for row in one.get("memorisation", ())), {}),
+    "memorisation": lambda results: next((row["runs"] for row in results.get("memorisation", ())), {}),
 }

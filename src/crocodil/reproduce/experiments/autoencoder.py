@@ -128,10 +128,10 @@ def _panels(rows: Sequence[Row], length: int) -> list[Panel]:
             percent_y=column == "exact_share",
             curves=[
                 Curve(
-                    f"blocks of {block}" if block < length else "one block", [row["calls"] for row in some],
-                    [row[column] for row in some], is_ordered=True,
+                    f"blocks of {block}" if block < length else "one block", [row["calls"] for row in of_block],
+                    [row[column] for row in of_block], is_ordered=True,
                 )
-                for block, some in by_block.items()
+                for block, of_block in by_block.items()
             ],
         )
         for column, (name, y_label) in measures.items()

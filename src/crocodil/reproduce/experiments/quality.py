@@ -106,9 +106,9 @@ def frontier_picture(swept: Sequence[Row], real: Row) -> Picture | None:
     num_methods = len(distinct(rows, "method"))
     by_calls = {calls: select(rows, calls=calls) for calls in distinct(rows, "calls")}
     panels = [
-        _frontier_panel(some, real, calls)
-        for calls, some in by_calls.items()
-        if len(distinct(some, "method")) == num_methods > 1
+        _frontier_panel(swept_rows, real, calls)
+        for calls, swept_rows in by_calls.items()
+        if len(distinct(swept_rows, "method")) == num_methods > 1
     ]
     return Picture(f"frontier-{real['length']}", panels, FRONTIER_CAPTION) if panels else None
 

@@ -112,9 +112,9 @@ def _show_psnr(rows: Sequence[Row], length: int) -> list[Block]:
         title=f"PSNR of predicted registers, {length} tokens", x_label="diffusion time (1 is pure noise)",
         y_label="PSNR in dB (higher is better)",
         curves=[
-            Curve(f"{name} prior", [row["diffusion_time"] for row in some], [row["psnr"] for row in some])
+            Curve(f"{name} prior", [row["diffusion_time"] for row in of_prior], [row["psnr"] for row in of_prior])
             for name in names
-            for some in [select(rows, prior=name)]
+            for of_prior in [select(rows, prior=name)]
         ],
     )  # fmt: skip
     by_time = [
