@@ -12,6 +12,7 @@ import argparse
 import json
 import time
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -22,12 +23,12 @@ from crocodil.models.register_encoder import RegisterEncoder, RegisterEncoderCon
 from crocodil.pipeline import Crocodil
 from crocodil.pipeline.engine import compile_blocks
 from crocodil.presets.models import paper_conditional_prior, paper_demasker, paper_encoder, paper_prior
-from crocodil.processes.plan import DecodePlan
-from crocodil.processes.reveal import AtRandom
 from crocodil.runtime.graphs import Recorder
-from crocodil.sampling.algorithms import PriorSampling, con_within_disc, draw_registers
-from crocodil.sampling.decode import PLAIN, Decoding, Engine, decode, reveal, rows_by_call
+from crocodil.sampling.algorithms import con_within_disc, draw_registers
+from crocodil.sampling.configs import Decoding, Drawing
+from crocodil.sampling.decode import PLAIN, Engine, decode, planned_calls, reveal, reveal_rule
 from crocodil.sampling.guidance import Guided, Unguided
+from crocodil.sampling.state import Canvas, Draw
 from crocodil.seeding import Streams, generator_for
 
 SMALL = LLaDAConfig(
@@ -81,26 +82,23 @@ def show(**row: object) -> None:
     print(json.dumps({k: round(v, 4) if isinstance(v, float) else v for k, v in row.items()}), flush=True)
 
 
-def how(config: LLaDAConfig, length: int, calls: int) -> Decoding:
-    """Random order and temperature 1: no sample ends early, so that every call is made for all."""
-    plan = DecodePlan.one_block(length, calls)
-    return Decoding(plan=plan, mask_id=config.mask_id, rule=AtRandom(), temperature=1.0)
+def in_random_order(calls: int) -> Decoding:
+    """Random order at temperature 1: no sample ends early, so every call is made for all samples."""
+    return Decoding(calls=calls, rule="random", temperature=1.0)
 
 
-def canvas_of(decoding: Decoding, batch: int, device: str) -> torch.Tensor:
-    canvas = torch.full((batch, decoding.plan.length), decoding.mask_id, device=device)
-    canvas[:, 0] = decoding.mask_id + 1
+def canvas_of(config: LLaDAConfig, batch: int, length: int, device: str) -> Canvas:
+    canvas = Canvas.empty(batch, length, mask_id=config.mask_id, device=device)
+    canvas.tokens[:, 0] = config.mask_id + 1
     return canvas
 
 
-def sampling_from(prior: RegisterDenoiser) -> PriorSampling:
-    """The paper's 128 steps."""
+def draw_from(prior: RegisterDenoiser, num_steps: int, **options: Any) -> Draw:
     config = prior.config
-    return PriorSampling(
-        num_registers=config.num_registers,
-        register_width=config.register_width,
-        self_conditioned=config.self_conditioned,
-    )
+    return draw_registers(
+        prior, Drawing(), shape=(config.num_registers, config.register_width), num_steps=num_steps,
+        self_conditioned=config.self_conditioned, **options,
+    )  # fmt: skip
 
 
 # ---------------------------------------------------------------- the loop over its floor
@@ -109,22 +107,22 @@ def sampling_from(prior: RegisterDenoiser) -> PriorSampling:
 @torch.no_grad()
 def loop_over_forward(demasker: Demasker, engine: Engine, device: str, model: str, calls: int = 32) -> None:
     for batch in (1, 64):
-        decoding = how(demasker.config.backbone, 256, calls)
-        canvas = canvas_of(decoding, batch, device)
-        config = demasker.config
+        decoding, config = in_random_order(calls), demasker.config
+        canvas = canvas_of(config.backbone, batch, 256, device)
         registers = torch.randn(batch, 8, config.register_width, device=device)
         streams = Streams.of("bench", samples=range(batch), device=device)
-        demask, counts = Guided(demasker), rows_by_call(canvas, decoding)
-        places = [torch.arange(256, device=device)[:count].expand(batch, -1).contiguous() for count in counts]
+        demask = Guided(demasker)
+        counts = [call.num_rows for call in planned_calls(canvas, decoding.plan(256), reveal_rule(decoding))]
+        all_rows = [torch.arange(256, device=device)[:count].expand(batch, -1).contiguous() for count in counts]
         recorder = Recorder()
 
         def eager() -> None:
-            for some in places:
-                demask(canvas, registers, some)
+            for rows in all_rows:
+                demask(canvas.tokens, registers, rows)
 
         def recorded() -> None:
-            for some in places:
-                recorder(demask, demask, (canvas, registers, some))
+            for rows in all_rows:
+                recorder(demask, demask, (canvas.tokens, registers, rows))
 
         def loop() -> None:
             decode(demask, canvas, decoding, registers=registers, streams=streams, engine=engine)
@@ -143,8 +141,7 @@ def loop_over_forward(demasker: Demasker, engine: Engine, device: str, model: st
 @torch.no_grad()
 def prior_in_calls(demasker, encoder, prior, conditional, engine: Engine, device: str, model: str) -> None:
     for batch in (1, 64):
-        decoding = how(demasker.config.backbone, 256, 8)
-        canvas = canvas_of(decoding, batch, device)
+        decoding, canvas = in_random_order(8), canvas_of(demasker.config.backbone, batch, 256, device)
         streams = Streams.of("bench", samples=range(batch), device=device)
         bank = torch.randn(batch, 8, demasker.config.register_width, device=device)
         demask = Guided(demasker)
@@ -153,16 +150,13 @@ def prior_in_calls(demasker, encoder, prior, conditional, engine: Engine, device
             decode(demask, canvas, decoding, registers=bank, streams=streams, engine=engine)
 
         call = seconds(loop) / 8
-        sampling = sampling_from(prior)
-        short = replace(sampling, num_steps=32)
 
         def first() -> None:
-            draw_registers(prior, sampling, streams=streams, engine=engine)
+            draw_from(prior, 128, streams=streams, engine=engine)
 
         def again() -> None:
-            condition = encoder(canvas, hidden=canvas == decoding.mask_id)
-            known = {"remembered": conditional.remember(condition)}
-            draw_registers(conditional, short, known=known, streams=streams, engine=engine)
+            condition_kv = conditional.cross_attention_kv(encoder(canvas.tokens, hidden=canvas.masked()))
+            draw_from(conditional, 32, condition_kv=condition_kv, streams=streams, engine=engine)
 
         prior_s, refresh_s = seconds(first), seconds(again)
         show(
@@ -209,14 +203,14 @@ def against_published(
     backbone = demasker.backbone
     for length in lengths:
         for batch in batches:
-            decoding = replace(how(backbone.config, length, calls), rule=MOST_CONFIDENT)
-            canvas = canvas_of(decoding, batch, device)
+            decoding = Decoding(calls=calls, temperature=1.0)
+            canvas = canvas_of(backbone.config, batch, length, device)
             streams = Streams.of("bench", samples=range(batch), device=device)
             demask = Unguided(backbone)
             row: dict[str, object] = {"what": "against the published procedure", "model": model}
             row |= {"length": length, "batch": batch, "calls": calls}
             for name, work in (
-                ("published", lambda: published_procedure(backbone, canvas, calls, 1.0)),
+                ("published", lambda: published_procedure(backbone, canvas.tokens, calls, 1.0)),
                 ("ours", lambda: decode(demask, canvas, decoding, streams=streams, engine=engine)),
             ):
                 row |= measured(name, work, batch * length)
@@ -243,26 +237,23 @@ def measured(name: str, work, tokens: int) -> dict[str, object]:
 @torch.no_grad()
 def on_this_cpu(demasker, encoder, prior, conditional) -> None:
     """ConWithinDisc with the paper's steps: 128 of the prior, one refresh of 32 half way."""
-    sampling = sampling_from(prior)
     for calls in CPU_CALLS:
         for batch in (1, 8):
-            decoding = how(demasker.config.backbone, 256, calls)
-            canvas = canvas_of(decoding, batch, "cpu")
+            decoding, canvas = in_random_order(calls), canvas_of(demasker.config.backbone, batch, 256, "cpu")
             streams = Streams.of("bench", samples=range(batch))
 
             def refresh(tokens, drawn):
-                condition = encoder(tokens, hidden=tokens == decoding.mask_id)
-                known = {"remembered": conditional.remember(condition)}
-                return draw_registers(conditional, replace(sampling, num_steps=32), known=known, streams=drawn)
+                condition_kv = conditional.cross_attention_kv(encoder(tokens, hidden=tokens == canvas.mask_id))
+                return draw_from(conditional, 32, condition_kv=condition_kv, streams=drawn)
 
             def generate() -> None:
                 con_within_disc(
-                    lambda drawn: draw_registers(prior, sampling, streams=drawn),
+                    lambda drawn: draw_from(prior, 128, streams=drawn),
                     refresh, Guided(demasker), canvas, decoding, streams=streams,
                 )  # fmt: skip
 
             def prior_alone() -> None:
-                draw_registers(prior, sampling, streams=streams)
+                draw_from(prior, 128, streams=streams)
 
             show(
                 what="on this CPU", threads=torch.get_num_threads(), length=256, calls=calls, batch=batch,
@@ -280,7 +271,7 @@ def cpu_time_by_batch(calls: int = 2) -> None:
     pipe.generate(1, calls=1)
     for batch in CPU_BATCHES:
         started_at = time.process_time()
-        pipe.generate(batch, method="base", calls=calls, batch_size=batch, on_call=lambda *_: None)
+        pipe.generate(batch, method="base", calls=calls, batch_size=batch, show_progress=False)
         cpu_s = (time.process_time() - started_at) / batch
         show(
             what="CPU time by batch", threads=torch.get_num_threads(), batch=batch, calls=calls, cpu_s_a_text=cpu_s
@@ -289,7 +280,6 @@ def cpu_time_by_batch(calls: int = 2) -> None:
 
 CPU_CALLS = (8, 16, 32)
 CPU_BATCHES = (4, 8, 16, 32, 63)
-MOST_CONFIDENT = Decoding(plan=DecodePlan.one_block(1, 1), mask_id=0).rule
 
 
 def main() -> None:

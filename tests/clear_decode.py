@@ -6,9 +6,10 @@
 import torch
 
 from crocodil.processes.categorical import propose_tokens
-from crocodil.processes.reveal import RevealStep, before_given_text, fill_behind_end, hold_back_ends
+from crocodil.processes.reveal import RevealStep, before_given_text, fill_after_eos, hold_back_eos
 from crocodil.sampling.cost import NO_COST, Cost
-from crocodil.sampling.decode import Samples
+from crocodil.sampling.decode import reveal_rule
+from crocodil.sampling.state import Samples
 
 
 @torch.no_grad()
@@ -17,19 +18,19 @@ def clear_decode(
     canvas,
     decoding,
     *,
+    plan,
     registers=None,
-    allowed=None,
     streams,
     refresh=None,
     refresh_at=(),
     spent=NO_COST,
 ):
-    plan, mask_id, eos_id = decoding.plan, decoding.mask_id, decoding.eos_id
-    given = canvas != mask_id
+    mask_id, eos_id, allowed, rule = canvas.mask_id, canvas.eos_id, canvas.allowed, reveal_rule(decoding)
+    tokens, total, costs = canvas.tokens, spent, [spent] * len(canvas)
+    given = tokens != mask_id
     if allowed is not None:
         given = given & (allowed.row == 0)
-    first = canvas.shape[1] - plan.length
-    tokens, total, costs = canvas, spent, [spent] * len(canvas)
+    first = tokens.shape[1] - plan.length
 
     def charge(cost, samples):
         nonlocal total
@@ -68,12 +69,12 @@ def clear_decode(
         proposed = tokens.masked_scatter(hidden, proposal.tokens)
         log_prob = torch.zeros(tokens.shape).masked_scatter(hidden, proposal.log_prob.float())
         if eos_id is not None and decoding.eos_last:
-            log_prob = hold_back_ends(log_prob, ends=hidden & (proposed == eos_id), hidden=hidden)
+            log_prob = hold_back_eos(log_prob, is_eos=hidden & (proposed == eos_id), hidden=hidden)
         is_open = ~given & block & unfinished[:, None]
         step = RevealStep(log_prob, hidden, is_open, call.calls_left, plan.calls_per_block, call_streams)
-        tokens = proposed.masked_fill(is_open & ~decoding.rule(step), mask_id)
+        tokens = proposed.masked_fill(is_open & ~rule(step), mask_id)
         if eos_id is not None:
-            tokens = fill_behind_end(tokens, may_end=~given, mask_id=mask_id, eos_id=eos_id)
+            tokens = fill_after_eos(tokens, may_end=~given, mask_id=mask_id, eos_id=eos_id)
     return Samples(tokens, total, costs, registers)
 
 

@@ -4,34 +4,35 @@ python tests/compiled_reveal.py [cuda]
 """
 
 import sys
+from dataclasses import replace
 
 import tiny
 import torch
 
 from crocodil.processes.categorical import Allowed
-from crocodil.processes.plan import DecodePlan
 from crocodil.processes.reveal import AtRandom, MostConfident
-from crocodil.runtime.graphs import Recorder
-from crocodil.sampling.decode import PLAIN, Decoding, Engine, as_it_is, decode, empty_canvas, reveal
+from crocodil.runtime.graphs import Recorder, eager
+from crocodil.sampling.configs import Decoding
+from crocodil.sampling.decode import PLAIN, Engine, decode, reveal
 from crocodil.sampling.guidance import Guided
+from crocodil.sampling.state import Canvas
 from crocodil.seeding import Streams
 
 
 def main(device: str) -> None:
     demasker = tiny.demasker().to(device)
-    engine = Engine(Recorder() if device == "cuda" else as_it_is, torch.compile(reveal, dynamic=True))
+    engine = Engine(Recorder() if device == "cuda" else eager, torch.compile(reveal, dynamic=True))
     tokens = torch.ones(2, tiny.VOCAB, dtype=torch.bool, device=device)
     tokens[1] = torch.arange(tiny.VOCAB, device=device) % 13 == 1
     row = (torch.arange(16, device=device) % 5 == 3).long().expand(32, -1)
     for rule, allowed in ((MostConfident(), None), (AtRandom(), Allowed(row, tokens))):
-        how = Decoding(plan=DecodePlan.one_block(16, 4), mask_id=tiny.MASK, rule=rule, temperature=1.0, eos_id=5)
+        empty = Canvas.empty(32, 16, mask_id=tiny.MASK, eos_id=5, device=device)
         found = [
             decode(
                 Guided(demasker),
-                empty_canvas(32, how, device),
-                how,
+                replace(empty, allowed=allowed),
+                Decoding(calls=4, rule=rule, temperature=1.0),
                 registers=tiny.bank(32).to(device),
-                allowed=allowed,
                 streams=Streams.of("compiled", samples=range(32), device=device),
                 engine=one,
             ).tokens

@@ -13,9 +13,9 @@ from crocodil.pipeline.canvases import masked_canvas
 from crocodil.pipeline.folder import parts_of
 from crocodil.pipeline.settings import BUILTIN
 from crocodil.processes.categorical import Allowed
-from crocodil.processes.plan import DecodePlan
 from crocodil.processes.reveal import MostConfident, Remask
-from crocodil.sampling.decode import Decoding, decode, settle
+from crocodil.sampling.configs import Decoding
+from crocodil.sampling.decode import decode, settle
 from crocodil.sampling.guidance import Unguided
 from crocodil.text.tokenizer import Tokenizer
 
@@ -40,9 +40,7 @@ def network():
 
 
 def decoding(**choices):
-    special = tokenizer().special
-    choices = {"plan": DecodePlan.one_block(LENGTH, 2), "temperature": 1.0} | choices
-    return Decoding(mask_id=special.mask, eos_id=special.eos, **choices)
+    return Decoding(**({"calls": 2, "temperature": 1.0} | choices))
 
 
 def together(canvases):
@@ -55,14 +53,15 @@ def together(canvases):
         first = sum(len(table) for table in tables) - 1
         rows.append(canvas.allowed.row + first * (canvas.allowed.row > 0))
         tables.append(canvas.allowed.tokens[1:])
-    return torch.stack([canvas.tokens for canvas in canvases]), Allowed(torch.cat(rows), torch.cat(tables))
+    allowed = Allowed(torch.cat(rows), torch.cat(tables))
+    return replace(canvases[0], tokens=torch.cat([canvas.tokens for canvas in canvases]), allowed=allowed)
 
 
 def texts_of(givens, demask, how):
-    canvas, allowed = together([masked_canvas(given, tokenizer(), length=LENGTH) for given in givens])
+    canvas = together([masked_canvas(given, tokenizer(), length=LENGTH) for given in givens])
     streams = tiny.streams(len(givens))
-    canvas, _ = settle(demask, canvas, how, allowed, streams=streams)
-    made = decode(demask, canvas, how, allowed=allowed, streams=streams)
+    canvas, _ = settle(demask, canvas, how, streams=streams)
+    made = decode(demask, canvas, how, streams=streams)
     return [tokenizer().decode(ids) for ids in made.tokens.tolist()]
 
 
@@ -94,7 +93,7 @@ def test_a_prefix_goes_on_at_the_indentation_that_the_demasker_wants(prefix):
     assert text[len(prefix.rstrip()) :].strip() == ""
     unhealed = masked_canvas(Given(prefix=prefix, heal=False), tokenizer(), length=LENGTH)
     assert unhealed.allowed is None
-    made = decode(eager("\n        "), unhealed.tokens[None], how, streams=tiny.streams(1))
+    made = decode(eager("\n        "), unhealed, how, streams=tiny.streams(1))
     if prefix[-1] != ":":  # as it was: the given line break, and then another
         assert f"{prefix}\n" in tokenizer().decode(made.tokens[0].tolist())
 
@@ -109,10 +108,10 @@ def test_what_is_healed_is_masked_so_that_registers_are_drawn_without_it():
     special, plain = tokenizer().special, Given(prefix="def f():\n", suffix="\n\nx = 1\n")
     healed = masked_canvas(plain, tokenizer(), length=LENGTH)
     fixed = masked_canvas(replace(plain, heal=False), tokenizer(), length=LENGTH)
-    changed = (healed.tokens != fixed.tokens).nonzero().flatten().tolist()
+    changed = (healed.tokens[0] != fixed.tokens[0]).nonzero().flatten().tolist()
     assert changed == healed.allowed.row[0].nonzero().flatten().tolist()
-    assert [tokenizer().decode([special.bos, i]) for i in fixed.tokens[changed].tolist()] == ["\n", "\n\n"]
-    assert (healed.tokens[changed] == special.mask).all()
+    assert [tokenizer().decode([special.bos, i]) for i in fixed.tokens[0, changed].tolist()] == ["\n", "\n\n"]
+    assert (healed.tokens[0, changed] == special.mask).all()
 
 
 def test_a_word_may_go_on_and_only_so():
@@ -122,6 +121,6 @@ def test_a_word_may_go_on_and_only_so():
     assert all(word.startswith(" o") for word in words)
 
 
-def test_what_is_given_must_leave_room():
-    with pytest.raises(ValueError, match="what is given takes 4 of 4 tokens and leaves none to fill"):
+def test_given_text_must_leave_room():
+    with pytest.raises(ValueError, match="the given text takes 4 of 4 tokens and leaves none to fill"):
         masked_canvas(Given(prefix="x = ("), tokenizer(), length=4)

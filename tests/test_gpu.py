@@ -18,13 +18,14 @@ from crocodil.judges import LanguageModel
 from crocodil.models.register_encoder import RegisterEncoder
 from crocodil.objectives import PriorObjective
 from crocodil.presets import runs as presets
-from crocodil.processes.plan import DecodePlan
 from crocodil.processes.reveal import AboveThreshold, AtRandom, MostConfident, Remask, RemaskByConfidence
 from crocodil.runtime.distributed import Ranks
 from crocodil.runtime.graphs import Recorder
-from crocodil.sampling.algorithms import PriorSampling, con_then_disc, con_within_disc, draw_registers
-from crocodil.sampling.decode import PLAIN, Decoding, Engine, empty_canvas
+from crocodil.sampling.algorithms import con_then_disc, con_within_disc, draw_registers
+from crocodil.sampling.configs import Decoding, Drawing
+from crocodil.sampling.decode import PLAIN, Engine
 from crocodil.sampling.guidance import Guided
+from crocodil.sampling.state import Canvas
 from crocodil.seeding import Streams, generator_for
 from crocodil.training.loop import prepare, recorder_for, start, take_step
 from crocodil.training.run import Place, conditional_stage
@@ -66,13 +67,11 @@ def test_the_networks_compute_the_same_on_both_devices():
 def test_con_then_disc_draws_the_same_samples_on_both_devices():
     def sample(device):
         denoiser, demasker = tiny.denoiser().to(device), tiny.demasker().to(device)
-        how = Decoding(plan=DecodePlan.one_block(16, 4), mask_id=MASK, rule=AtRandom(), temperature=1.0)
-        sampling = PriorSampling(num_registers=6, register_width=16, num_steps=8)
         return con_then_disc(
-            lambda streams: draw_registers(denoiser, sampling, streams=streams),
+            lambda streams: draw_registers(denoiser, Drawing(), shape=(6, 16), num_steps=8, streams=streams),
             Guided(demasker),
-            empty_canvas(32, how, device),
-            how,
+            Canvas.empty(32, 16, mask_id=MASK, device=device),
+            Decoding(calls=4, rule="random", temperature=1.0),
             streams=Streams.of("x", samples=range(32), device=device),
         ).tokens.cpu()
 
@@ -85,23 +84,28 @@ def test_con_then_disc_draws_the_same_samples_on_both_devices():
 def test_recorded_calls_give_the_same_samples(rule):
     demasker = tiny.demasker(replace(tiny.DEMASKER, across_text=True)).cuda()
     denoiser = tiny.denoiser(replace(CONDITIONAL, self_conditioned=True)).cuda()
-    how = Decoding(
-        plan=DecodePlan.one_block(16, 8), mask_id=MASK, rule=rule, temperature=1.0, eos_id=tiny.EOS, top_p=0.9
-    )
-    sampling = PriorSampling(num_registers=6, register_width=16, num_steps=8, self_conditioned=True, coherence=1.0)
+    how = Decoding(calls=8, rule=rule, temperature=1.0, top_p=0.9)
+    options = {"shape": (6, 16), "num_steps": 8, "self_conditioned": True}
+
+    @torch.no_grad()
+    def condition_kv(streams):
+        return denoiser.cross_attention_kv(streams.at("condition").normal(6, 16))
 
     def sample(engine, seed):
         return con_within_disc(
-            lambda streams: draw_registers(denoiser, sampling, streams=streams, engine=engine),
+            lambda streams: draw_registers(
+                denoiser, Drawing(pag_scale=1.0), streams=streams, engine=engine, **options
+            ),
             lambda tokens, streams: draw_registers(
                 denoiser,
-                sampling,
-                known={"condition": streams.at("condition").normal(6, 16)},
+                Drawing(pag_scale=1.0),
+                condition_kv=condition_kv(streams),
                 streams=streams,
                 engine=engine,
+                **options,
             ),
             Guided(demasker),
-            empty_canvas(32, how, "cuda"),
+            Canvas.empty(32, 16, mask_id=MASK, eos_id=tiny.EOS, device="cuda"),
             how,
             streams=Streams.of(seed, samples=range(32), device="cuda"),
             engine=engine,

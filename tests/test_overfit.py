@@ -8,10 +8,10 @@ import torch
 from tiny import MASK
 
 from crocodil.objectives import DemaskerObjective, PriorObjective, base_loss, guided_loss, prior_loss
-from crocodil.processes.plan import DecodePlan
-from crocodil.sampling.algorithms import PriorSampling, autoencode, con_then_disc, draw_registers
-from crocodil.sampling.decode import Decoding, empty_canvas
+from crocodil.sampling.algorithms import autoencode, con_then_disc, draw_registers
+from crocodil.sampling.configs import Decoding, Drawing
 from crocodil.sampling.guidance import Guided
+from crocodil.sampling.state import Canvas
 
 LENGTH, NUM_REGISTERS, REGISTER_WIDTH = 16, 4, 32
 BACKBONE = replace(tiny.BACKBONE, width=64, mlp_width=128)
@@ -20,8 +20,8 @@ PROGRAMS = tiny.programs(8, LENGTH)
 BATCH = PROGRAMS.repeat(4, 1)
 
 
-def in_calls(num_calls):
-    return Decoding(plan=DecodePlan.one_block(LENGTH, num_calls), mask_id=MASK)
+def empty_canvas(count):
+    return Canvas.empty(count, LENGTH, mask_id=MASK)
 
 
 @pytest.fixture(scope="module")
@@ -42,8 +42,8 @@ def autoencoder():
 @pytest.mark.parametrize("num_calls", [1, 4, 16])
 def test_a_tiny_model_overfits_eight_programs_and_decodes_them_back(autoencoder, num_calls):
     encoder, demasker = autoencoder
-    how = in_calls(num_calls)
-    samples = autoencode(encoder, Guided(demasker), PROGRAMS, empty_canvas(8, how), how, streams=tiny.streams(8))
+    decoding = Decoding(calls=num_calls)
+    samples = autoencode(encoder, Guided(demasker), PROGRAMS, empty_canvas(8), decoding, streams=tiny.streams(8))
     assert torch.equal(samples.tokens, PROGRAMS)
     assert samples.cost.demasker_calls == num_calls
 
@@ -68,13 +68,12 @@ def test_a_prior_over_their_registers_generates_the_programs_again(autoencoder):
         lambda streams: prior_loss(prior, registers, objective=PriorObjective(), streams=streams),
         prior, steps=200, count=len(BATCH),
     )  # fmt: skip
-    sampling = PriorSampling(num_steps=32, **REGISTERS)
-    how = in_calls(4)
+    shape = (NUM_REGISTERS, REGISTER_WIDTH)
     generated = con_then_disc(
-        lambda streams: draw_registers(prior, sampling, streams=streams),
+        lambda streams: draw_registers(prior, Drawing(), shape=shape, num_steps=32, streams=streams),
         Guided(demasker),
-        empty_canvas(64, how),
-        how,
+        empty_canvas(64),
+        Decoding(calls=4),
         streams=tiny.streams(64),
     ).tokens
     known = (generated[:, None] == PROGRAMS).all(dim=2)

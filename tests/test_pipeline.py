@@ -5,7 +5,7 @@ import json
 import re
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import pytest
@@ -16,12 +16,14 @@ from typer.testing import CliRunner
 from crocodil import cli
 from crocodil.cli.texts import difference, partly_shown
 from crocodil.metrics.likelihood import demasking_accuracy
-from crocodil.pipeline import Choices, Crocodil, Given, Method, Settings
+from crocodil.pipeline import Crocodil, Given, Method, Settings
+from crocodil.pipeline.batches import Watch
 from crocodil.pipeline.canvases import NOTHING
 from crocodil.pipeline.engine import affordable_batch
-from crocodil.pipeline.settings import read_settings
+from crocodil.pipeline.settings import read_settings, to_json
 from crocodil.presets.models import paper_demasker
-from crocodil.processes.reveal import AboveThreshold, AtRandom, Remask
+from crocodil.processes.reveal import highest
+from crocodil.sampling.configs import Decoding, Drawing, with_knobs
 from crocodil.sampling.cost import Cost
 from crocodil.seeding import Streams
 
@@ -41,10 +43,8 @@ def folder(trained, corpus, tmp_path_factory):
     made = run("assemble", trained, "--data", corpus.directory, "--out", out / "whole")
     assert made.output.strip() == f"{out / 'whole'}: demasker, encoder, prior, conditional, base"
     model = Crocodil.from_pretrained(out / "whole", device="cpu")
-    assert model.settings == Settings(length=64, prior_steps=128, refresh_steps=32)
-    replace(model, settings=replace(model.settings, prior_steps=12, refresh_steps=4)).save_pretrained(
-        out / "quick"
-    )
+    assert model.settings == Settings(length=64)
+    with_drawing(model, prior_steps=12, refresh_steps=4).save_pretrained(out / "quick")
     return out / "quick"
 
 
@@ -72,9 +72,7 @@ def test_long_work_says_where_it_stands_unless_the_caller_watches(pipe, capsys):
     pipe.decode(pipe.encode([TEXT] * 3), calls=1, batch_size=2)
     assert "sampling: 3/3 texts" in capsys.readouterr().err
     seen = []
-    pipe.generate(
-        3, calls=2, batch_size=2, on_call=lambda tokens, call, cost: seen.append((len(tokens), call, cost))
-    )
+    pipe.generate(3, calls=2, batch_size=2, on_call=lambda now: seen.append((len(now.tokens), now.call, now.cost)))
     assert capsys.readouterr().err == ""
     assert seen == [
         (size, call, Cost(call + 1, (12, 16)[call], call)) for size in (2, 1) for call in (0, 1)
@@ -82,12 +80,13 @@ def test_long_work_says_where_it_stands_unless_the_caller_watches(pipe, capsys):
 
 
 @pytest.mark.parametrize("fractions", [(), (0.5,), (0, 0.5)])
-def test_the_ticks_of_a_batch_are_its_calls_and_the_steps_of_its_priors(pipe, fractions):
-    told, how = [], pipe.decoding(None, 4, Choices())
-    sample = pipe._sample_guided(how, NOTHING, None, None, fractions, None)
-    streams = Streams.of("ticks", samples=range(2))
-    sample(range(2), pipe.canvas(64).expand(2, -1), streams, lambda *_: told.append(1))
-    assert len(told) == 4 + pipe._num_steps(fractions, how)
+def test_the_progress_of_a_batch_counts_its_calls_and_the_steps_of_its_priors(pipe, fractions):
+    ticks, drawing = [], replace(pipe.settings.drawing, refresh_at=fractions)
+    job = pipe._generation_job(2, Method.CON_WITHIN_DISC, 64, 0, NOTHING, Decoding(calls=4), drawing)
+    watch = Watch(lambda *_: ticks.append("call"), lambda *_: ticks.append("step"))
+    job.sample(range(2), job.canvas.repeated(2), Streams.of("ticks", samples=range(2)), watch)
+    assert len(ticks) == job.num_ticks
+    assert ticks.count("call") == 4
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -103,7 +102,7 @@ def test_a_prefix_may_be_cut_anywhere_and_stays(pipe, method):
 
 def test_to_heal_given_text_takes_one_call_more(pipe):
     healed, fixed = (
-        pipe.generate(2, calls=4, given=Given(prefix=TEXT[:35], heal=heal), choices=Choices(rule=AtRandom()))
+        pipe.generate(2, calls=4, given=Given(prefix=TEXT[:35], heal=heal), rule="random")
         for heal in (True, False)
     )
     assert TEXT[34] == "\n"
@@ -112,8 +111,8 @@ def test_to_heal_given_text_takes_one_call_more(pipe):
 
 
 def test_a_refresh_before_the_first_call_is_the_first_draw(pipe):
-    once = pipe.generate(2, calls=4, refresh_fractions=(0,))
-    assert once.cost == Cost(once.cost.demasker_calls, pipe.settings.refresh_steps, 1)
+    once = pipe.generate(2, calls=4, refresh_at=(0,))
+    assert once.cost == Cost(once.cost.demasker_calls, pipe.settings.drawing.refresh_steps, 1)
     assert once.registers is not None
 
 
@@ -153,9 +152,7 @@ def test_every_method_costs_what_the_paper_says_it_does(pipe):
 
 
 def test_more_refreshes_cost_more_and_other_registers_come_out(pipe):
-    once, often = (
-        pipe.generate(2, calls=8, refresh_fractions=fractions) for fractions in ((0.25,), (0.25, 0.5, 0.75))
-    )
+    once, often = (pipe.generate(2, calls=8, refresh_at=fractions) for fractions in ((0.25,), (0.25, 0.5, 0.75)))
     assert often.cost.denoiser_calls == once.cost.denoiser_calls + 2 * 4
     assert not torch.equal(once.registers, often.registers)
 
@@ -176,15 +173,15 @@ def test_what_is_given_stands_in_every_text(pipe, method, given):
 
 def test_the_first_registers_are_drawn_given_the_visible_tokens_alone(pipe):
     streams = Streams.of("here", samples=range(2))
-    canvas = pipe.canvas(64, Given(prefix=TEXT)).expand(2, -1)
+    canvas = pipe.canvas(64, Given(prefix=TEXT)).repeated(2).tokens
     drawn = pipe.draw_given(canvas, streams, num_steps=8)
     assert drawn.cost == Cost(denoiser_calls=8, encoder_calls=1)
-    other = pipe.draw_given(pipe.canvas(64, Given(prefix=OTHER)).expand(2, -1), streams, num_steps=8)
+    other = pipe.draw_given(pipe.canvas(64, Given(prefix=OTHER)).repeated(2).tokens, streams, num_steps=8)
     assert not torch.allclose(drawn.registers, other.registers, atol=1e-2)
 
 
 def test_conditions_may_have_an_encoder_of_their_own(pipe):
-    streams, canvas = Streams.of("here", samples=range(1)), pipe.canvas(64, Given(prefix=TEXT))[None]
+    streams, canvas = Streams.of("here", samples=range(1)), pipe.canvas(64, Given(prefix=TEXT)).tokens
     other = copy.deepcopy(pipe.encoder)
     other.suffix.add_(1.0)
     own = replace(pipe, condition_encoder=other)
@@ -196,7 +193,7 @@ def test_conditions_may_have_an_encoder_of_their_own(pipe):
 def test_one_conditional_denoiser_can_serve_as_both_priors(pipe):
     made = replace(pipe, prior=None).generate(2, calls=8)
     assert made.costs[0].denoiser_calls == 16
-    with pytest.raises(ValueError, match="no conditional prior: take conthendisc or base, with nothing given"):
+    with pytest.raises(ValueError, match="no conditional prior: use conthendisc or base, with no given text"):
         replace(pipe, conditional=None).generate(1, calls=8)
     with pytest.raises(ValueError, match="this model has no prior"):
         replace(pipe, prior=None, conditional=None).generate(1, method="conthendisc")
@@ -218,55 +215,116 @@ def test_a_bare_canvas_tells_the_one_prior_how_long_it_is(pipe):
     alone, streams = replace(pipe, prior=None), Streams.of("here", samples=range(2))
     short, long = (alone.draw(streams, length=length) for length in (32, 64))
     assert not torch.allclose(short.registers, long.registers, atol=1e-3)
-    given = alone.draw_given(pipe.canvas(64).expand(2, -1), streams, num_steps=pipe.settings.prior_steps)
+    canvas, num_steps = pipe.canvas(64).repeated(2), pipe.settings.drawing.prior_steps
+    given = alone.draw_given(canvas.tokens, streams, num_steps=num_steps)
     assert torch.allclose(long.registers, given.registers, atol=1e-4)
-    assert long.cost == Cost(denoiser_calls=pipe.settings.prior_steps)  # it is encoded once for all
+    assert long.cost == Cost(denoiser_calls=pipe.settings.drawing.prior_steps)  # it is encoded once for all
 
 
 def test_the_settings_say_how_much_noise_of_a_draw_is_fresh(pipe):
-    restless = replace(pipe, settings=replace(pipe.settings, eta=1.0))
+    restless = with_drawing(pipe, eta=1.0)
     streams = Streams.of("here", samples=range(3))
     still, moved = (one.draw(streams, length=64).registers for one in (pipe, restless))
     assert not torch.allclose(still, moved, atol=1e-2)
     alone = restless.draw(Streams.of("here", samples=[2]), length=64).registers
     assert torch.allclose(moved[2:], alone, atol=1e-4)  # whoever else is drawn
     with pytest.raises(ValueError, match=r"eta should be less than or equal to 1, not 1.5"):
-        replace(pipe.settings, eta=1.5)
+        Drawing(eta=1.5)
 
 
 def test_the_settings_say_through_which_times_registers_are_drawn(pipe):
-    shifted = replace(pipe, settings=replace(pipe.settings, time_shift=3.0))
+    shifted = with_drawing(pipe, time_shift=3.0)
     streams = Streams.of("here", samples=range(3))
     plain, other = (one.draw(streams, length=64).registers for one in (pipe, shifted))
     assert not torch.allclose(plain, other, atol=1e-2)
     with pytest.raises(ValueError, match="time_shift should be greater than 0, not 0"):
-        replace(pipe.settings, time_shift=0)
+        Drawing(time_shift=0)
 
 
-def test_the_settings_say_which_tokens_are_kept_and_how_far_registers_fit_together(pipe):
-    own = replace(pipe, settings=replace(pipe.settings, coherence=2.0, rule="remask", temperature=0.0))
+def with_drawing(pipe, **changes):
+    drawing = replace(pipe.settings.drawing, **changes)
+    return replace(pipe, settings=replace(pipe.settings, drawing=drawing))
+
+
+def test_the_settings_hold_the_reveal_rule_and_the_guidance_of_the_prior(pipe):
+    own = with_drawing(pipe, pag_scale=2.0)
+    own = replace(own, settings=replace(own.settings, decoding=Decoding(rule="remask")))
     made = own.generate(2, calls=4, length=64)
-    assert made.cost == Cost(4, 2 * (own.settings.prior_steps + own.settings.refresh_steps), 1)
-    assert own.default_choices(Method.CON_THEN_DISC).rule == Remask()
-    assert own.default_choices(Method.BASE) == Choices(temperature=1.0)  # at 0 it would have one text
-    with pytest.raises(ValueError, match="coherence should be greater than or equal to 0, not -1"):
-        replace(pipe.settings, coherence=-1)
-    with pytest.raises(ValueError, match="rule should be 'most confident', 'noisy confidence'"):
-        replace(pipe.settings, rule="best")
+    assert made.cost == Cost(4, 2 * (own.settings.drawing.prior_steps + own.settings.drawing.refresh_steps), 1)
+    assert own.decoding_for(Method.CON_THEN_DISC).rule == "remask"
+    assert own.decoding_for(Method.BASE) == Decoding(temperature=1.0)  # at 0 it would have one text
+    with pytest.raises(ValueError, match="pag_scale should be greater than or equal to 0, not -1"):
+        Drawing(pag_scale=-1)
+    with pytest.raises(ValueError, match=r"rule should be a reveal rule \(confidence, noisy-confidence, .*'best'"):
+        Decoding(rule="best")
+    with pytest.raises(ValueError, match="rule should be the name of a reveal rule or a `RevealRule`"):
+        Decoding(rule=lambda step: step.open)
+    assert Decoding(rule="remask by confidence") == Decoding(rule="remask-confidence")  # its old name
+
+
+@dataclass(frozen=True)
+class LeftToRight:
+    """A reveal rule that somebody else wrote."""
+
+    reveals_quota = True
+    may_finish_early = False
+
+    def __call__(self, step):
+        position = torch.arange(step.open.shape[1]).expand_as(step.open)
+        return (step.open & ~step.hidden) | highest(-position.float(), among=step.hidden, count=step.quota())
+
+
+def test_a_rule_that_somebody_else_wrote_decides_what_is_revealed(pipe):
+    seen = []
+    pipe.generate(1, method="base", calls=8, length=64, rule=LeftToRight(), on_call=seen.append)
+    for snapshot in seen[:-1]:
+        (text,) = snapshot.texts
+        assert "\u2591" not in text.rstrip("\u2591")  # what is hidden is all at the end
+        assert snapshot.num_calls == 8
+    with pytest.raises(ValueError, match="a rule of your own cannot be saved"):
+        to_json(replace(pipe.settings, decoding=Decoding(rule=LeftToRight())))
+
+
+def test_every_knob_is_an_argument_and_stands_in_the_model_file(pipe, tmp_path):
+    """A new knob is a field of `Decoding` or `Drawing`, and the code that uses it."""
+    settings = to_json(pipe.settings)
+    for part, config_class in (("decoding", Decoding), ("drawing", Drawing)):
+        assert set(settings[part]) == {field.name for field in fields(config_class)}
+    plain = {**settings["decoding"], **settings["drawing"]}
+    decoding, drawing = with_knobs(Decoding(), Drawing(), plain)
+    assert (decoding, drawing) == (pipe.settings.decoding, pipe.settings.drawing)
+    with pytest.raises(ValueError, match="no sampling option 'heat': take one of block_size, calls"):
+        pipe.generate(1, heat=2)
+    with pytest.raises(ValueError, match="no decoding option 'pag_scale'"):
+        pipe.autoencode([TEXT], pag_scale=2.0)
+
+
+def test_texts_are_streamed_as_they_are_finished(pipe):
+    whole = pipe.generate(5, calls=4, length=64)
+    started = []
+    stream = pipe.stream(
+        5, calls=4, length=64, batch_size=2, on_call=lambda seen: started.append(len(seen.tokens))
+    )
+    assert [next(stream), next(stream)] == whole.texts[:2]
+    assert set(started) == {2}  # the third text has not been begun
+    assert len(started) == 4
+    assert list(stream) == whole.texts[2:]
+    batches = list(pipe.stream_batches(5, calls=4, length=64, batch_size=2))
+    assert [cost for batch in batches for cost in batch.costs] == whole.costs
+    with pytest.raises(ValueError, match="at least one text is generated, not 0"):
+        pipe.stream(0)
 
 
 def test_the_first_of_the_drawn_registers_may_guide_alone(pipe):
     whole = pipe.generate(2, method="conthendisc", calls=4, length=64)
     for few in (
         pipe.generate(2, method="conthendisc", calls=4, length=64, num_registers=2),
-        replace(pipe, settings=replace(pipe.settings, num_registers=2)).generate(
-            2, method="conthendisc", calls=4, length=64
-        ),
+        with_drawing(pipe, num_registers=2).generate(2, method="conthendisc", calls=4, length=64),
     ):
         assert torch.equal(few.registers, whole.registers[:, :2])
         assert few.texts == pipe.generate(2, method="conthendisc", calls=4, length=64, num_registers=2).texts
         assert few.flop_nfe < whole.flop_nfe  # a shorter prefix
-    with pytest.raises(ValueError, match="at least one register guides, not 0"):
+    with pytest.raises(ValueError, match="num_registers should be greater than or equal to 1"):
         pipe.generate(1, num_registers=0)
 
 
@@ -278,26 +336,25 @@ def test_the_base_is_a_network_of_its_own_or_else_the_result_says_what_it_is(pip
 
 
 def test_a_threshold_takes_as_many_calls_as_each_sample_needs(pipe):
-    choices = Choices(rule=AboveThreshold(0.3))
-    together = pipe.generate(6, calls=63, choices=choices)
+    together = pipe.generate(6, calls=63, threshold=0.3)
     calls = [cost.demasker_calls for cost in together.costs]
     assert max(calls) < 63
     assert together.cost.demasker_calls == max(calls) > min(calls)
-    alone = pipe.generate(6, calls=63, choices=choices, batch_size=1)
+    alone = pipe.generate(6, calls=63, threshold=0.3, batch_size=1)
     assert [cost.demasker_calls for cost in alone.costs] == calls
     assert together.nfe == alone.nfe
 
 
 def test_guidance_is_for_registers(pipe):
-    strong = replace(pipe, settings=replace(pipe.settings, guidance=2.0))
+    strong = replace(pipe, settings=replace(pipe.settings, decoding=Decoding(guidance=2.0, temperature=1.0)))
     assert strong.generate(1, calls=4).cost.demasker_calls == 8
     assert strong.generate(1, method="base", calls=4).cost.demasker_calls == 4
-    with pytest.raises(ValueError, match=r"guidance 2\.0 strengthens registers, and there are none"):
-        pipe.generate(1, method="base", choices=Choices(guidance=2.0))
+    with pytest.raises(ValueError, match=r"guidance 2\.0 needs registers to strengthen, and there are none"):
+        pipe.generate(1, method="base", guidance=2.0)
 
 
 def test_guidance_and_blocks_reach_the_decoding(pipe):
-    made = pipe.generate(1, calls=8, choices=Choices(block_size=16, guidance=1.5))
+    made = pipe.generate(1, calls=8, block_size=16, guidance=1.5)
     assert made.costs[0].demasker_calls <= 16
     assert made.costs[0].demasker_calls % 2 == 0
 
@@ -322,7 +379,7 @@ def test_registers_decode_again_however_many_of_the_first_there_are(pipe):
         assert made.texts == pipe.autoencode([TEXT, OTHER], calls=8, num_registers=k).texts
     assert pipe.decode(registers, calls=8).cost == Cost(demasker_calls=8)
     assert pipe.autoencode([TEXT, OTHER], calls=8).cost == Cost(demasker_calls=8, encoder_calls=1)
-    with pytest.raises(ValueError, match="registers 31 wide for a model of 32"):
+    with pytest.raises(ValueError, match="the registers have width 31"):
         pipe.decode(registers[..., 1:])
 
 
@@ -357,12 +414,12 @@ def test_a_text_beyond_the_models_length_is_refused_with_what_would_be_cut(pipe)
         ({"method": "magic"}, "no method 'magic': take one of base, conthendisc, conwithindisc"),
         ({"length": 65}, "canvases of 2 to 64 tokens, not 65"),
         ({"calls": 65}, "65 calls for 64 tokens: more than one call a token is waste, take at most 64"),
-        ({"choices": Choices(block_size=24)}, "block_size 24 does not divide length 64: take 16 or 32"),
+        ({"block_size": 24}, "block_size 24 does not divide length 64: take 16 or 32"),
         (
-            {"calls": 6, "choices": Choices(block_size=16)},
+            {"calls": 6, "block_size": 16},
             "6 calls do not split over 4 blocks: take a multiple of 4",
         ),
-        ({"given": Given(prefix="xyz1 " * 20)}, r"what is given takes \d+ of 64 tokens and leaves none to fill"),
+        ({"given": Given(prefix="xyz1 " * 20)}, r"the given text takes \d+ of 64 tokens and leaves none to fill"),
     ],
 )
 def test_what_cannot_be_generated_is_one_line_that_says_what_can(pipe, asked, message):
@@ -411,8 +468,8 @@ def test_registers_that_are_not_finite_are_refused(folder, pipe, tmp_path):
 
 def test_registers_that_do_not_fit_are_one_line(pipe):
     for shape, message in (
-        ((1, 8, 31), "registers 31 wide for a model of 32"),
-        ((1, 9, 32), "9 registers a text for a model of 8"),
+        ((1, 8, 31), "the registers have width 31"),
+        ((1, 9, 32), "there are 9 registers per text, this model has 8"),
         ((0, 8, 32), "there are no registers to decode"),
     ):
         with pytest.raises(ValueError, match=message):
@@ -445,9 +502,10 @@ def test_swapped_priors_are_refused(pipe):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"temperature": "hot"}, r"crocodil.json: temperature should be a valid number, not 'hot'"),
+        ({"decoding": {"temperature": "hot"}}, r"crocodil.json: decoding.temperature should be a valid number"),
         ({"length": None}, r"crocodil.json: length should be a valid integer, not None"),
-        ({"prior_steps": 10**9}, r"crocodil.json: prior_steps should be less than or equal to 10000"),
+        ({"drawing": {"prior_steps": 10**9}}, r"crocodil.json: drawing.prior_steps should be less than or equal"),
+        ({"drawing": {"colour": 1}}, r"crocodil.json: fields of Drawing differ: colour"),
         ({"lengths": [64, "x"]}, r"crocodil.json: lengths.1 should be a valid integer, not 'x'"),
     ],
 )
@@ -492,20 +550,15 @@ def cross_entropy_of(pipe, texts):
 def test_assemble_takes_settings_and_leaves_networks_out(trained, corpus, tmp_path):
     asked = ["assemble", trained, "--data", corpus.directory, "--out", tmp_path / "model"]
     settings = ["--prior-steps", 12, "--refresh-steps", 4, "--eta", 1, "--temperature", 0.7, "--top-p", 0.9]
-    settings += ["--coherence", 2, "--rule", "remask"]
+    settings += ["--pag-scale", 2, "--rule", "remask"]
     made = run(*asked, "--without", "base", "--without", "prior", "--int8", *settings)
     assert made.output.strip() == f"{tmp_path / 'model'}: demasker, encoder, conditional"
     model = Crocodil.from_pretrained(tmp_path / "model", device="cpu")
     assert model.base is model.prior is None
     assert model.settings == Settings(
         length=64,
-        prior_steps=12,
-        refresh_steps=4,
-        eta=1.0,
-        temperature=0.7,
-        top_p=0.9,
-        coherence=2.0,
-        rule="remask",
+        decoding=Decoding(temperature=0.7, top_p=0.9, rule="remask"),
+        drawing=Drawing(prior_steps=12, refresh_steps=4, eta=1.0, pag_scale=2.0),
     )
     assert load_file(tmp_path / "model" / "encoder" / "model.safetensors")["suffix"].dtype == torch.int8
     failed = run(*asked, "--without", "bass")
@@ -532,21 +585,46 @@ def test_a_model_that_is_none_is_one_line(folder, tmp_path):
     with pytest.raises(ValueError, match="a model needs a demasker and an encoder: no demasker"):
         Crocodil.assemble({"encoder": folder / "encoder"}, **choices)
     (tmp_path / "crocodil.json").write_text('{"format": "other"}')
-    with pytest.raises(ValueError, match="is not version 1 of this project's model format"):
+    with pytest.raises(ValueError, match="is not version 1 or 2 of this project's model format"):
         Crocodil.from_pretrained(tmp_path)
 
 
-def test_a_folder_that_is_older_than_a_setting_is_read_as_it_was(folder, tmp_path):
-    about = json.loads((folder / "crocodil.json").read_text())
+def test_settings_of_older_formats_are_read_as_they_were(folder, tmp_path):
+    """Format 1 had all fields side by side; the first folders had neither coherence, rule nor time_shift."""
     file = tmp_path / "crocodil.json"
-    older = {name: value for name, value in about.items() if name not in ("coherence", "rule", "time_shift")}
-    file.write_text(json.dumps(older))
-    assert read_settings(file) == replace(
-        read_settings(folder / "crocodil.json"), coherence=0.0, rule="most confident", time_shift=1.0
+    first = {
+        "format": "crocodil model", "format_version": 1, "length": 64, "lengths": [64], "largest_offset": 0.1,
+        "prior_steps": 12, "refresh_steps": 4, "eta": 1.0, "num_registers": 2, "temperature": 0.5, "top_p": 1.0,
+        "guidance": 1.0,
+    }  # fmt: skip
+    expected = Settings(
+        length=64,
+        decoding=Decoding(temperature=0.5),
+        drawing=Drawing(prior_steps=12, refresh_steps=4, eta=1.0, num_registers=2),
     )
-    file.write_text(json.dumps(older | {"colour": "green"}))
-    with pytest.raises(ValueError, match="fields of Settings differ: colour"):
-        read_settings(file)
+    file.write_text(json.dumps(first))
+    assert read_settings(file) == expected
+    file.write_text(json.dumps(first | {"coherence": 2.0, "rule": "at random", "time_shift": 0.4}))
+    assert read_settings(file) == replace(
+        expected,
+        decoding=Decoding(temperature=0.5, rule="random"),
+        drawing=replace(expected.drawing, pag_scale=2.0, time_shift=0.4),
+    )
+    for damaged, message in (
+        (first | {"colour": "green"}, "fields of Settings differ: colour"),
+        ({name: value for name, value in first.items() if name != "eta"}, "crocodil.json: eta is missing"),
+    ):
+        file.write_text(json.dumps(damaged))
+        with pytest.raises(ValueError, match=message):
+            read_settings(file)
+
+
+def test_a_knob_that_is_newer_than_a_folder_has_its_default(folder, tmp_path):
+    values = json.loads((folder / "crocodil.json").read_text())
+    del values["decoding"]["threshold"], values["drawing"]["pag_scale"]
+    file = tmp_path / "crocodil.json"
+    file.write_text(json.dumps(values))
+    assert read_settings(file) == read_settings(folder / "crocodil.json")
 
 
 # ---------------------------------------------------------------- the command line
@@ -577,11 +655,11 @@ def test_generate_takes_text_on_both_sides_and_every_choice(folder):
     assert made.stdout.endswith(" total\n")
 
 
-def test_generate_takes_a_rule_and_coherence(folder, pipe):
+def test_generate_takes_a_rule_and_the_guidance_of_the_prior(folder, pipe):
     asked = ["generate", "--model", folder, "--method", "conthendisc", "--calls", 8, "--temperature", 0]
-    made = run(*asked, "--rule", "remask", "--coherence", 1, "--format", "jsonl")
-    own = replace(pipe, settings=replace(pipe.settings, coherence=1.0))
-    expected = own.generate(1, method="conthendisc", calls=8, choices=Choices(rule=Remask()))
+    made = run(*asked, "--rule", "remask", "--pag-scale", 1, "--format", "jsonl")
+    own = with_drawing(pipe, pag_scale=1.0)
+    expected = own.generate(1, method="conthendisc", calls=8, decoding=Decoding(rule="remask"))
     assert json.loads(made.stdout) == {
         "sample": 0, "method": "conthendisc", "seed": 0, "text": expected.texts[0], **vars(expected.costs[0])
     }  # fmt: skip

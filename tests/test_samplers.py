@@ -2,6 +2,7 @@ import json
 import math
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import NamedTuple
 
 import pytest
 import tiny
@@ -13,7 +14,7 @@ from torch.nn.functional import one_hot
 
 from crocodil.checkpoints.llada import load_llada
 from crocodil.processes.categorical import Allowed
-from crocodil.processes.gaussian import block_offsets, ddim_step, ddim_times, shifted_time, walk
+from crocodil.processes.gaussian import Denoised, block_offsets, ddim, ddim_times, shifted_time
 from crocodil.processes.plan import DecodePlan
 from crocodil.processes.registers import block_index, normalise
 from crocodil.processes.reveal import (
@@ -24,10 +25,13 @@ from crocodil.processes.reveal import (
     Remask,
     RemaskByConfidence,
 )
-from crocodil.sampling.algorithms import PriorSampling, autoencode, con_then_disc, con_within_disc, draw_registers
+from crocodil.sampling import algorithms
+from crocodil.sampling import decode as decoding_loop
+from crocodil.sampling.algorithms import autoencode, con_then_disc, con_within_disc
+from crocodil.sampling.configs import Decoding, Drawing
 from crocodil.sampling.cost import Cost, Size
-from crocodil.sampling.decode import Decoding, Draw, decode, empty_canvas, settle
 from crocodil.sampling.guidance import Guided, Unguided, strengthened
+from crocodil.sampling.state import Canvas, Draw
 from crocodil.text.encode import encode_checked
 
 TABLE_1 = {32: [8, 16, 32, 64, 128, 256], 64: [8, 16, 32, 64], 128: [8, 16, 32, 64], 256: [4, 8, 16, 32, 64]}
@@ -74,9 +78,41 @@ def watched(demask, canvas, how, **choices):
     return samples, history
 
 
-def decoding(length=16, block_size=None, num_calls=4, **choices):
+class How(NamedTuple):
+    """A config with the plan and the EOS token of a test."""
+
+    decoding: Decoding
+    plan: DecodePlan
+    eos_id: int | None
+
+    def canvas(self, count):
+        return Canvas.empty(count, self.plan.length, mask_id=MASK, eos_id=self.eos_id)
+
+
+def decoding(length=16, block_size=None, num_calls=4, eos_id=None, **fields):
     plan = DecodePlan(length=length, block_size=block_size or length, num_calls=num_calls)
-    return Decoding(plan=plan, mask_id=MASK, **choices)
+    return How(Decoding(calls=num_calls, block_size=block_size, **fields), plan, eos_id)
+
+
+def empty_canvas(count, how):
+    return how.canvas(count).tokens
+
+
+def decode(demask, tokens, how, *, allowed=None, **options):
+    canvas = Canvas(tokens, MASK, how.eos_id, allowed)
+    return decoding_loop.decode(demask, canvas, how.decoding, plan=how.plan, **options)
+
+
+def settle(demask, tokens, how, allowed, *, streams):
+    canvas, cost = decoding_loop.settle(
+        demask, Canvas(tokens, MASK, how.eos_id, allowed), how.decoding, streams=streams
+    )
+    return canvas.tokens, cost
+
+
+def draw_registers(denoiser, drawing, *, streams, **options):
+    options = {"shape": (NUM_REGISTERS, REGISTER_WIDTH), "num_steps": 8} | options
+    return algorithms.draw_registers(denoiser, drawing, streams=streams, **options)
 
 
 # ---------------------------------------------------------------- the loop
@@ -174,18 +210,18 @@ def test_refreshes_in_a_batch_are_those_of_each_sample_alone_even_where_blocks_f
     demask, denoiser, encoder = Guided(tiny.demasker()), tiny.denoiser(tiny.CONDITIONAL), tiny.encoder()
 
     def draw(streams):
-        return draw_registers(denoiser, SAMPLING, streams=streams)
+        return draw_registers(denoiser, DRAWING, streams=streams)
 
     def redraw(tokens, streams):
         condition = encoder(tokens, hidden=tokens == MASK)
         return draw_registers(
-            lambda noisy, time: denoiser(noisy, time, condition=condition), SAMPLING, streams=streams
+            lambda noisy, time: denoiser(noisy, time, condition=condition), DRAWING, streams=streams
         )
 
     def sampled(streams):
         return con_within_disc(
-            draw, redraw, demask, empty_canvas(len(streams), how), how,
-            streams=streams, refresh_fractions=(0.2, 0.3, 0.7),
+            draw, redraw, demask, how.canvas(len(streams)), how.decoding,
+            streams=streams, refresh_at=(0.2, 0.3, 0.7),
         )  # fmt: skip
 
     streams = tiny.streams(5)
@@ -198,9 +234,9 @@ def test_refreshes_in_a_batch_are_those_of_each_sample_alone_even_where_blocks_f
 
 def test_a_canvas_that_does_not_fit_the_plan_is_refused():
     how = decoding(length=16)
-    with pytest.raises(ValueError, match="a plan for 16 tokens on a canvas of 10"):
+    with pytest.raises(ValueError, match="the plan is for 16 tokens, the canvas has 10"):
         decode(perfect(tiny.programs(1, 10)), torch.full((1, 10), MASK), how, streams=tiny.streams(1))
-    with pytest.raises(ValueError, match="the first 4 tokens are before the plan's 16"):
+    with pytest.raises(ValueError, match="the first 4 tokens come before the plan's 16"):
         decode(perfect(tiny.programs(1, 20)), torch.full((1, 20), MASK), how, streams=tiny.streams(1))
 
 
@@ -236,7 +272,9 @@ def test_the_loop_equals_the_clear_one_token_for_token_and_call_for_call(case, i
 
     how_else = {"registers": tiny.bank(6), "streams": streams, "refresh": refresh, "refresh_at": {2}}
     fast = decode(Guided(tiny.demasker()), canvas, how, **how_else)
-    clear = clear_decode(Guided(tiny.demasker()), canvas, how, **how_else)
+    clear = clear_decode(
+        Guided(tiny.demasker()), Canvas(canvas, MASK, how.eos_id), how.decoding, plan=how.plan, **how_else
+    )
     assert torch.equal(fast.tokens, clear.tokens)
     assert fast.costs == clear.costs
     assert fast.cost == clear.cost
@@ -251,9 +289,11 @@ def test_where_only_some_tokens_may_stand_the_loop_equals_the_clear_one_and_no_o
         canvas, cost = settle(demask, canvas, how, allowed, streams=streams)
         assert torch.equal(canvas != MASK, allowed.row > 0)
         assert cost == Cost(demasker_calls=1)
-    how_else = {"registers": tiny.bank(6), "streams": streams, "allowed": allowed}
-    fast, history = watched(demask, canvas, how, **how_else)
-    clear = clear_decode(demask, canvas, how, **how_else)
+    how_else = {"registers": tiny.bank(6), "streams": streams}
+    fast, history = watched(demask, canvas, how, allowed=allowed, **how_else)
+    clear = clear_decode(
+        demask, Canvas(canvas, MASK, how.eos_id, allowed), how.decoding, plan=how.plan, **how_else
+    )
     assert torch.equal(fast.tokens, clear.tokens)
     assert fast.costs == clear.costs
     for state in [*history, fast.tokens]:
@@ -391,7 +431,7 @@ def test_logits_that_are_not_finite_where_nothing_is_hidden_hurt_nobody():
 @DAMAGES
 def test_drawn_registers_that_are_not_finite_are_an_error_that_names_the_prior(value):
     with pytest.raises(FloatingPointError, match=r"the prior's registers are not finite: its weights are damaged"):
-        draw_registers(damaged(tiny.denoiser(), value), SAMPLING, streams=tiny.streams(2))
+        draw_registers(damaged(tiny.denoiser(), value), DRAWING, streams=tiny.streams(2))
 
 
 @DAMAGES
@@ -426,7 +466,7 @@ def test_guidance_costs_a_second_call_each_time_and_needs_registers():
     )
     assert samples.cost == Cost(demasker_calls=8)
     assert samples.costs == [Cost(8), Cost(8)]
-    with pytest.raises(ValueError, match="strengthens registers, and there are none"):
+    with pytest.raises(ValueError, match="needs registers to strengthen, and there are none"):
         decode(Guided(tiny.demasker()), empty_canvas(2, how), how, streams=tiny.streams(2))
 
 
@@ -442,6 +482,8 @@ class BreakTheFirstTie:
     """
 
     winners: tuple[int, ...]
+    reveals_quota = True
+    may_finish_early = False
 
     def __call__(self, step):
         is_first_call = step.open[:, 0].all() and torch.equal(step.hidden, step.open)
@@ -466,15 +508,19 @@ FIRST_WINNERS = {
 def test_our_loop_generates_what_the_public_implementation_generated(fixtures, name, case):
     model, golden = load_llada(fixtures / name), load_file(fixtures / name / "golden.safetensors")
     setting = json.loads((fixtures / name / "cases.json").read_text())[case]
-    how = Decoding(
-        plan=DecodePlan(length=setting["length"], block_size=setting["block"], num_calls=setting["steps"]),
-        mask_id=model.config.mask_id,
+    how = decoding(
+        length=setting["length"],
+        block_size=setting["block"],
+        num_calls=setting["steps"],
         rule=BreakTheFirstTie(FIRST_WINNERS.get((name, case), ())),
     )
-    canvas = empty_canvas(2, how)
+    mask_id = model.config.mask_id
+    canvas = torch.full((2, setting["length"]), mask_id)
     if setting["prompt"]:
         canvas = torch.cat([golden["prompt"], canvas], dim=1)
-    samples = decode(Unguided(model), canvas, how, streams=tiny.streams(2))
+    samples = decoding_loop.decode(
+        Unguided(model), Canvas(canvas, mask_id), how.decoding, plan=how.plan, streams=tiny.streams(2)
+    )
     assert torch.equal(samples.tokens[:, -setting["length"] :], golden[f"generate.{case}"])
     assert samples.cost == Cost(demasker_calls=setting["steps"])
 
@@ -550,25 +596,25 @@ def test_flop_weighted_nfe_counts_positions_and_the_encoder_too():
     assert cost.flop_nfe(**sizes) == pytest.approx(expected)
 
 
-SAMPLING = PriorSampling(num_registers=NUM_REGISTERS, register_width=REGISTER_WIDTH, num_steps=8)
+DRAWING = Drawing()
 
 
 def test_drawn_registers_lie_on_the_sphere_and_do_not_depend_on_the_batch():
     denoiser, streams = tiny.denoiser(), tiny.streams(5)
-    drawn = draw_registers(denoiser, SAMPLING, streams=streams)
+    drawn = draw_registers(denoiser, DRAWING, streams=streams)
     assert drawn.cost == Cost(denoiser_calls=8)
     assert torch.allclose(drawn.registers.norm(dim=-1), torch.tensor(math.sqrt(REGISTER_WIDTH)))
     for eta in (0.0, 1.0):
-        sampling = replace(SAMPLING, eta=eta)
-        together = draw_registers(denoiser, sampling, streams=streams).registers
-        alone = draw_registers(denoiser, sampling, streams=streams[torch.tensor([3])]).registers
+        drawing = replace(DRAWING, eta=eta)
+        together = draw_registers(denoiser, drawing, streams=streams).registers
+        alone = draw_registers(denoiser, drawing, streams=streams[torch.tensor([3])]).registers
         assert torch.allclose(together[3:4], alone, atol=1e-5)
 
 
 def test_every_step_of_a_draw_is_told():
     told = []
     draw_registers(
-        tiny.denoiser(), SAMPLING, streams=tiny.streams(2), on_step=lambda step, of: told.append((step, of))
+        tiny.denoiser(), DRAWING, streams=tiny.streams(2), on_step=lambda step, of: told.append((step, of))
     )
     assert told == [(step, 8) for step in range(1, 9)]
 
@@ -576,50 +622,54 @@ def test_every_step_of_a_draw_is_told():
 def test_registers_are_drawn_through_the_shifted_times_of_training():
     denoiser, seen = tiny.denoiser(), []
     denoiser.register_forward_pre_hook(lambda module, args: seen.append(args[1]))
-    draw_registers(denoiser, SAMPLING, streams=tiny.streams(2))
+    draw_registers(denoiser, DRAWING, streams=tiny.streams(2))
     plain = seen.copy()
     seen.clear()
-    draw_registers(denoiser, replace(SAMPLING, time_shift=2.5), streams=tiny.streams(2))
+    draw_registers(denoiser, replace(DRAWING, time_shift=2.5), streams=tiny.streams(2))
     assert len(seen) == len(plain)
     for shifted, time in zip(seen, plain, strict=True):
         assert torch.allclose(shifted, shifted_time(time, shift=2.5))
 
 
 @pytest.mark.parametrize("self_conditioned", [False, True])
-def test_coherence_goes_on_from_registers_apart_to_registers_together(self_conditioned):
-    """Perturbed-attention guidance (decision D33): what is stepped to is pushed, no guess is."""
+def test_perturbed_attention_guidance_moves_away_from_identity_attention(self_conditioned):
+    """Decision D33: the registers move to the guided prediction; self-conditioning sees the plain one."""
     denoiser = tiny.denoiser(replace(tiny.CONDITIONAL, self_conditioned=self_conditioned))
-    sampling = replace(SAMPLING, self_conditioned=self_conditioned, coherence=1.5)
-    streams, offsets = tiny.streams(2), block_offsets(block_index(NUM_REGISTERS), largest=0.1)
-    known = {"condition": tiny.bank(2)}
+    drawing, streams = replace(DRAWING, pag_scale=1.5), tiny.streams(2)
+    offsets, condition = block_offsets(block_index(NUM_REGISTERS), largest=0.1), tiny.bank(2)
 
-    def step(registers, guess, now, later, fresh):
-        seen = known | ({"guess": guess} if self_conditioned else {})
-        together = denoiser(registers, now, **seen)
-        apart = denoiser(registers, now, **seen, alone=torch.tensor([True, True]))
-        return ddim_step(registers, 2.5 * together - 1.5 * apart, now, later), together
+    def denoise(registers, time, last_prediction):
+        options = {"condition": condition} | ({"guess": last_prediction} if self_conditioned else {})
+        prediction = denoiser(registers, time, **options)
+        perturbed = denoiser(registers, time, **options, identity_attention=torch.tensor([True, True]))
+        return Denoised(2.5 * prediction - 1.5 * perturbed, prediction)
 
     noise = streams.at("noise").normal(NUM_REGISTERS, REGISTER_WIDTH)
     with torch.no_grad():
-        expected = normalise(walk(step, noise, ddim_times(8, offsets), offsets=offsets))
-        remembered = {"remembered": denoiser.remember(known["condition"])}
-    for what in (known, remembered):
-        drawn = draw_registers(denoiser, sampling, known=what, streams=streams)
-        assert torch.allclose(drawn.registers, expected, atol=1e-3)
-        assert drawn.cost == Cost(denoiser_calls=16)
-    plain = draw_registers(denoiser, replace(sampling, coherence=0.0), known=known, streams=streams)
+        expected = normalise(ddim(denoise, noise, ddim_times(8, offsets), offsets=offsets))
+        options = {"condition_kv": denoiser.cross_attention_kv(condition), "self_conditioned": self_conditioned}
+    drawn = draw_registers(denoiser, drawing, streams=streams, **options)
+    assert torch.allclose(drawn.registers, expected, atol=1e-3)
+    assert drawn.cost == Cost(denoiser_calls=16)
+    plain = draw_registers(denoiser, replace(drawing, pag_scale=0.0), streams=streams, **options)
     assert not torch.allclose(plain.registers, expected, atol=1e-1)
 
 
 def test_con_then_disc_draws_registers_and_decodes_them():
     denoiser, demask, how = tiny.denoiser(), Guided(tiny.demasker()), decoding()
-    streams, canvas = tiny.streams(3), empty_canvas(3, decoding())
+    streams, canvas = tiny.streams(3), how.canvas(3)
     samples = con_then_disc(
-        lambda drawn: draw_registers(denoiser, SAMPLING, streams=drawn), demask, canvas, how, streams=streams
+        lambda drawn: draw_registers(denoiser, DRAWING, streams=drawn),
+        demask,
+        canvas,
+        how.decoding,
+        streams=streams,
     )
     assert samples.cost == Cost(demasker_calls=4, denoiser_calls=8)
-    registers = draw_registers(denoiser, SAMPLING, streams=streams.at("prior")).registers
-    assert torch.equal(samples.tokens, decode(demask, canvas, how, registers=registers, streams=streams).tokens)
+    registers = draw_registers(denoiser, DRAWING, streams=streams.at("prior")).registers
+    assert torch.equal(
+        samples.tokens, decode(demask, canvas.tokens, how, registers=registers, streams=streams).tokens
+    )
 
 
 @pytest.mark.parametrize(("fractions", "calls"), [((), []), ((0.5,), [4]), ((0.25, 0.75), [2, 6]), ((0,), [0])])
@@ -637,8 +687,8 @@ def test_con_within_disc_refreshes_the_registers_given_the_tokens_found_so_far(f
         return Draw(second, Cost(denoiser_calls=32, encoder_calls=1))
 
     samples = con_within_disc(
-        lambda streams: Draw(first, Cost(denoiser_calls=128)), redraw, demask, empty_canvas(2, how), how,
-        streams=tiny.streams(2), refresh_fractions=fractions,
+        lambda streams: Draw(first, Cost(denoiser_calls=128)), redraw, demask, how.canvas(2), how.decoding,
+        streams=tiny.streams(2), refresh_at=fractions,
     )  # fmt: skip
     assert refreshed == [(call, 32 - 4 * call) for call in calls]
     assert [registers is second for registers in seen] == [bool(calls) and c >= calls[0] for c in range(8)]
@@ -650,13 +700,15 @@ def test_registers_that_are_drawn_before_the_first_call_guide_as_strongly_as_oth
     how, denoiser = decoding(guidance=2.0), tiny.denoiser()
 
     def redraw(tokens, streams):
-        return draw_registers(denoiser, SAMPLING, streams=streams)
+        return draw_registers(denoiser, DRAWING, streams=streams)
 
     def draw(streams):
         raise AssertionError("the prior draws nothing")
 
-    demask, canvas = Guided(tiny.demasker()), empty_canvas(2, how)
-    made = con_within_disc(draw, redraw, demask, canvas, how, streams=tiny.streams(2), refresh_fractions=(0, 0.5))
+    demask, canvas = Guided(tiny.demasker()), how.canvas(2)
+    made = con_within_disc(
+        draw, redraw, demask, canvas, how.decoding, streams=tiny.streams(2), refresh_at=(0, 0.5)
+    )
     assert made.cost == Cost(demasker_calls=8, denoiser_calls=16)
     assert made.costs == [made.cost] * 2
 
@@ -665,17 +717,17 @@ def test_con_then_disc_is_con_within_disc_without_refresh():
     denoiser, demask, how, canvas = (
         tiny.denoiser(),
         Guided(tiny.demasker()),
-        decoding(),
-        empty_canvas(3, decoding()),
+        decoding().decoding,
+        decoding().canvas(3),
     )
 
     def draw(streams):
-        return draw_registers(denoiser, SAMPLING, streams=streams)
+        return draw_registers(denoiser, DRAWING, streams=streams)
 
     then = con_then_disc(draw, demask, canvas, how, streams=tiny.streams(3))
     within = con_within_disc(
         draw, lambda tokens, streams: draw(streams), demask, canvas, how,
-        streams=tiny.streams(3), refresh_fractions=(),
+        streams=tiny.streams(3), refresh_at=(),
     )  # fmt: skip
     assert torch.equal(then.tokens, within.tokens)
     assert then.cost == within.cost
@@ -683,18 +735,18 @@ def test_con_then_disc_is_con_within_disc_without_refresh():
 
 def test_a_refresh_outside_the_decoding_is_refused():
     how = decoding()
-    with pytest.raises(ValueError, match=r"refresh fractions lie in \[0, 1\)"):
+    with pytest.raises(ValueError, match="refresh_at holds shares of the calls, from 0 to below 1"):
         con_within_disc(
             lambda streams: Draw(tiny.bank(1), Cost()), lambda tokens, streams: Draw(tiny.bank(1), Cost()),
-            Guided(tiny.demasker()), empty_canvas(1, how), how,
-            streams=tiny.streams(1), refresh_fractions=(1.0,),
+            Guided(tiny.demasker()), how.canvas(1), how.decoding,
+            streams=tiny.streams(1), refresh_at=(1.0,),
         )  # fmt: skip
 
 
 def test_the_autoencoder_costs_one_encoder_call():
     encoder, how, tokens = tiny.encoder(), decoding(), tiny.programs(2, 16)
     samples = autoencode(
-        encoder, Guided(tiny.demasker()), tokens, empty_canvas(2, how), how, streams=tiny.streams(2)
+        encoder, Guided(tiny.demasker()), tokens, how.canvas(2), how.decoding, streams=tiny.streams(2)
     )
     assert samples.cost == Cost(demasker_calls=4, encoder_calls=1)
 

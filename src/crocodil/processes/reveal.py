@@ -4,7 +4,7 @@ Pure tensor mathematics. The blocks and calls of a decoding are in `crocodil.pro
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -32,6 +32,7 @@ class RevealStep(NamedTuple):
         return -(-self.hidden.sum(dim=1) // self.calls_left)
 
 
+@runtime_checkable
 class RevealRule(Protocol):
     """Decide which open positions show their token after a call (decision D8).
 

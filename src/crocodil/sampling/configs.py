@@ -32,8 +32,8 @@ else:
     def _checked_rule(rule: Any) -> Any:
         if isinstance(rule, str):
             return rule_name(rule)
-        if not callable(rule):
-            raise ValueError(f"should be the name of a reveal rule or a rule itself, not {rule!r}")
+        if not all(hasattr(rule, name) for name in ("__call__", "reveals_quota", "may_finish_early")):
+            raise ValueError(f"should be the name of a reveal rule or a `RevealRule`, not {rule!r}")
         return rule
 
     Rule: TypeAlias = checked_by(_checked_rule)
