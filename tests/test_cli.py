@@ -14,7 +14,7 @@ from crocodil.presets.runs import ADAPTED, FRESH
 from crocodil.processes.plan import RuleName
 from crocodil.processes.reveal import RULES
 from crocodil.reproduce.experiments import NAMES
-from crocodil.reproduce.protocol import SETTINGS
+from crocodil.reproduce.protocol import PROTOCOLS
 from crocodil.training.run import STAGES
 
 
@@ -115,7 +115,7 @@ def test_the_names_on_the_command_line_are_those_of_the_library():
     assert get_args(RuleName) == tuple(RULES)
     assert get_args(options.Stage) == STAGES
     assert get_args(options.Preset) == (*FRESH, *ADAPTED)
-    assert get_args(options.Protocol) == tuple(SETTINGS)
+    assert get_args(options.Protocol) == tuple(PROTOCOLS)
     assert get_args(options.Network) == tuple(NETWORKS)
     assert get_args(options.Judge) == tuple(PACKAGED)
     assert get_args(options.Experiment) == ("all", "report", *NAMES)

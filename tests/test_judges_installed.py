@@ -1,4 +1,4 @@
-"""The judges that `crocodil judges install` brings, on inputs whose order is known."""
+"""The judges that `crocodil judges install` installs, on inputs whose order is known."""
 
 import importlib.util
 import random
@@ -13,17 +13,15 @@ import torch
 from crocodil.judges import (
     DEFAULT_ENCODER,
     DEFAULT_JUDGE,
-    Cached,
     LanguageModel,
     TextEncoder,
+    bert_scores,
     bits_per_byte,
     is_installed,
-    judge_mauve,
     judges_folder,
-    mauve_ceiling,
     perplexity,
 )
-from crocodil.metrics import prdc, token_entropy
+from crocodil.metrics import Measured, mauve_by_seed, prdc, token_entropy
 
 pytestmark = pytest.mark.slow
 needs_judge = pytest.mark.skipif(not is_installed(DEFAULT_JUDGE), reason="`crocodil judges install`")
@@ -94,26 +92,23 @@ def test_the_judge_ranks_known_inputs(judge):
 
 @needs_judge
 @needs_faiss
-def test_mauve_of_real_text_is_near_its_ceiling_and_of_shuffled_tokens_near_0(judge, tmp_path):
+def test_mauve_is_high_for_other_real_texts_and_near_0_for_shuffled_tokens(judge):
     texts = windows(120, num_lines=4)
-    cached = Cached(judge, tmp_path)
-    real, others = cached.features(texts[::2]), cached.features(texts[1::2])
-    found = {
-        "ceiling": mauve_ceiling(torch.cat([real, others]), count=60),
-        "other real": judge_mauve(real, others),
-        "tokens shuffled": judge_mauve(real, cached.features(tokens_shuffled(judge, texts[::2]))),
-    }
-    for kind, value in found.items():
-        print(f"{kind}: MAUVE {value.mean:.3f} +- {value.spread:.3f}")
-    assert found["other real"].mean > found["ceiling"].mean - 0.1
-    assert found["tokens shuffled"].mean < 0.2  # few texts, wide spread
+    real = judge.features(texts[::2]).last
+    others = {"other real": texts[1::2], "tokens shuffled": tokens_shuffled(judge, texts[::2])}
+    mauve = {}
+    for kind, some in others.items():
+        mauve[kind] = Measured.over(mauve_by_seed(real, judge.features(some).last, seeds=range(5)))
+        print(f"{kind}: MAUVE {mauve[kind].mean:.3f} +- {mauve[kind].spread:.3f}")
+    assert mauve["other real"].mean > 0.8
+    assert mauve["tokens shuffled"].mean < 0.2  # few texts, wide spread
 
 
 @needs_judge
 def test_prdc_of_features_agrees_with_its_package_where_it_is_installed(judge):
     package = pytest.importorskip("prdc")
     texts = windows(40, num_lines=3)
-    real, fake = judge.features(texts[::2]), judge.features(texts[1::2])
+    real, fake = judge.features(texts[::2]).last, judge.features(texts[1::2]).last
     expected = package.compute_prdc(real.numpy(), fake.numpy(), nearest_k=5)
     for name, value in prdc(real, fake)._asdict().items():
         assert value == pytest.approx(expected[name], abs=1e-6)
@@ -137,12 +132,12 @@ def test_bert_scores_rank_known_inputs():
         "another program": real[1:] + real[:1],
         "random characters": list(map(random_characters, real)),
     }
-    f1 = {kind: statistics.fmean(encoder.bert_score(real, some).f1.tolist()) for kind, some in found.items()}
+    f1 = {kind: statistics.fmean(bert_scores(encoder, real, some).f1.tolist()) for kind, some in found.items()}
     for kind, value in f1.items():
         print(f"{kind}: BERTScore {value:.3f}")
     assert list(f1) == sorted(f1, key=f1.__getitem__, reverse=True)
     assert f1["itself"] == pytest.approx(1, abs=1e-4)
-    blind = encoder.bert_score(["if x:\n    Return = y"], ["IF X: return =\n y"])
+    blind = bert_scores(encoder, ["if x:\n    Return = y"], ["IF X: return =\n y"])
     assert blind.f1.item() == pytest.approx(1, abs=1e-4)  # neither case nor white space
 
 
@@ -156,5 +151,5 @@ def test_bert_score_of_texts_agrees_with_the_package_where_it_is_installed(tmp_p
     references.append("".join(windows(1, num_lines=150)))  # beyond the positions of the encoder
     found.append(found[0])
     expected = package.score(found, references, model_type=str(folder), num_layers=6, batch_size=7)
-    for ours, theirs in zip(TextEncoder.load(folder).bert_score(references, found), expected, strict=True):
+    for ours, theirs in zip(bert_scores(TextEncoder.load(folder), references, found), expected, strict=True):
         assert torch.allclose(ours, theirs, atol=1e-4)

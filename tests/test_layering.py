@@ -32,6 +32,7 @@ DOORS = {
     "transformers": {"models.register_encoder", "text.tokenizer", "checkpoints", "judges"},
     "datasets": {"corpus"},
     "faiss": {"metrics"},
+    "gguf": {"judges.gguf"},
     "rapidfuzz": {"metrics"},
     "torch.distributed": {"runtime.distributed"},
     "matplotlib": {"reproduce.figures"},

@@ -1,4 +1,4 @@
-"""The paper's tables and figures: rows that are computed once, fair contests, and one report of everything."""
+"""The paper's tables and figures: rows that are computed once, a fair sweep, and one report of everything."""
 
 import json
 import math
@@ -14,14 +14,14 @@ from typer.testing import CliRunner
 
 from crocodil import cli
 from crocodil.checkpoints.format import save_model
-from crocodil.judges import TextScore, gen_ppl
+from crocodil.judges import Evaluator, Judge, TextScore, gen_ppl
 from crocodil.metrics import Run, TextFeatures
 from crocodil.models.llada import LLaDA
 from crocodil.pipeline import Crocodil, Method, Settings
 from crocodil.presets.runs import tiny
 from crocodil.processes.plan import DecodePlan
 from crocodil.reproduce import figures, published
-from crocodil.reproduce.context import Lab, with_base, with_steps
+from crocodil.reproduce.context import Context, with_base, with_steps
 from crocodil.reproduce.document import (
     Listing,
     Picture,
@@ -56,12 +56,12 @@ from crocodil.reproduce.experiments.quality import frontier, frontier_picture
 from crocodil.reproduce.experiments.timing import compute_cpu_seconds
 from crocodil.reproduce.experiments.training_compute import base_compute_share, stage_flops
 from crocodil.reproduce.figures import Curve, Panel, Real
-from crocodil.reproduce.judging import Court, Judge
-from crocodil.reproduce.protocol import EXAMPLE_CALLS, FULL, QUICK, TINY, blocks_and_calls, setting
+from crocodil.reproduce.protocol import EXAMPLE_CALLS, FULL, QUICK, TINY, blocks_and_calls, protocol_named
 from crocodil.reproduce.report import report, summary, timed, write_report
 from crocodil.reproduce.store import Job, Store, note_of, read_rows, select
-from crocodil.reproduce.sweep import best, finalists
+from crocodil.reproduce.sweep import best, candidate_of, finalists
 from crocodil.runtime.atomic import locked
+from crocodil.sampling.configs import Decoding, Drawing
 from crocodil.seeding import generator_for
 from crocodil.training.run import Place, base_stage, conditional_stage, guided_stage, prior_stage
 
@@ -75,7 +75,7 @@ BASE = "base/model/demasker"
 
 
 class ByteChain:
-    """A small causal language model: each byte depends on the one before, as in the texts it was made from."""
+    """A small causal language model: a Markov chain over bytes, estimated from texts."""
 
     name = "byte chain"
 
@@ -87,14 +87,14 @@ class ByteChain:
 
     def scores(self, texts, *, batch_size=8):
         log_probs = self.counts.log() - self.counts.sum(dim=1, keepdim=True).log()
-        found = []
+        scores = []
         for text in texts:
             ids = torch.tensor(list(text.encode()), dtype=torch.int64)
             nats = -log_probs[ids[:-1], ids[1:]].sum().item()
-            found.append(TextScore(nats, max(len(ids) - 1, 0), len(ids)))
-        return found
+            scores.append(TextScore(nats, max(len(ids) - 1, 0), len(ids)))
+        return scores
 
-    def both_features(self, texts, *, batch_size=8):
+    def features(self, texts, *, batch_size=8):
         shares = torch.zeros(len(texts), 256)
         for row, text in zip(shares, texts, strict=True):
             for byte, count in Counter(text.encode()).items():
@@ -109,7 +109,7 @@ def judge():
 
 @pytest.fixture(scope="module")
 def pipe(trained, corpus):
-    """Without a base: that is given beside it."""
+    """A model without a base, which tests give separately."""
     networks = {name: trained / path for name, path in NETWORKS.items()}
     tokenizer = corpus.directory / "tokenizer.json"
     settings = Settings(length=64, lengths=(48, 64))
@@ -117,8 +117,8 @@ def pipe(trained, corpus):
 
 
 @pytest.fixture(scope="module")
-def court(judge, pipe):
-    return Court(judge=judge, tokenizer=pipe.tokenizer, mauve_seeds=(0, 1), mauve_buckets=2)
+def evaluator(judge, pipe):
+    return Evaluator(judge=judge, tokenizer=pipe.tokenizer, mauve_seeds=(0, 1), mauve_buckets=2)
 
 
 @pytest.fixture(scope="module")
@@ -144,7 +144,7 @@ def embedder_folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def out(folder, corpus, trained, judge_folder, embedder_folder, tmp_path_factory):
-    """What `crocodil reproduce all --preset tiny` leaves."""
+    """The directory that `crocodil reproduce all --preset tiny` writes."""
     results = tmp_path_factory.mktemp("results")
     made = run(
         "reproduce", "all", "--preset", "tiny", "--model", folder, "--data", corpus.directory,
@@ -165,7 +165,7 @@ def results(out):
 # ---------------------------------------------------------------- the paper's own
 
 
-def test_the_tables_of_the_autoencoder_are_the_papers_and_every_row_is_a_plan():
+def test_the_autoencoder_tables_are_the_papers_and_every_row_is_a_valid_plan():
     assert [len(table) for table in published.AUTOENCODER.values()] == [19, 25]
     for length, table in published.AUTOENCODER.items():
         examples = {(length, calls) for calls in EXAMPLE_CALLS}
@@ -175,7 +175,7 @@ def test_the_tables_of_the_autoencoder_are_the_papers_and_every_row_is_a_plan():
             DecodePlan(length=length, block_size=block, num_calls=calls)
 
 
-def test_odd_numbers_are_marked_and_only_those():
+def test_only_odd_numbers_are_marked():
     odd = {
         (length, *place)
         for length, table in published.AUTOENCODER.items()
@@ -191,29 +191,32 @@ def test_published_speedups_are_ratios_of_published_costs():
     assert round(1024 / published.GENERATION[1024, "conwithindisc", 64].nfe) == published.SPEEDUP[1024]
 
 
-def test_the_full_setting_is_the_papers_protocol():
+def test_the_full_protocol_is_the_papers():
     assert (FULL.num_programs, FULL.num_pairs, FULL.num_drawn) == (1000, 1000, 5000)
     assert FULL.noise_mask_prob == 0.9
     assert FULL.calls(512, guided=False) == [8, 16, 32, 64, 128, 256, 512]
     assert FULL.calls(512, guided=True) == [8, 16, 32, 64]
     assert QUICK.num_samples == 256
     assert register_counts(128) == [8, 64, 128]
-    with pytest.raises(ValueError, match="no setting 'huge': take one of full, quick, tiny"):
-        setting("huge")
+    with pytest.raises(ValueError, match="no protocol 'huge': choose one of full, quick, tiny"):
+        protocol_named("huge")
 
 
-def test_priors_take_the_models_own_steps_unless_the_papers_are_asked_for(pipe):
-    own = replace(pipe, settings=replace(pipe.settings, prior_steps=7, refresh_steps=3, eta=0.5, coherence=2.0))
-    papers = FULL.with_papers_steps()
-    for much, expected in ((FULL, (7, 3, 0.5, 2.0)), (papers, (128, 32, 0.0, 0.0)), (TINY, (4, 2, 0.5, 2.0))):
-        found = with_steps(own, much).settings
-        assert (found.prior_steps, found.refresh_steps, found.eta, found.coherence) == expected
+def test_priors_use_the_models_steps_unless_the_protocol_sets_them(pipe):
+    own = Drawing(prior_steps=7, refresh_steps=3, eta=0.5, pag_scale=2.0)
+    for protocol, expected in (
+        (FULL, own),
+        (FULL.with_paper_steps(), Drawing(prior_steps=128, refresh_steps=32, eta=0.0, pag_scale=0.0)),
+        (TINY, replace(own, prior_steps=4, refresh_steps=2)),
+    ):
+        model = replace(pipe, settings=replace(pipe.settings, drawing=own))
+        assert with_steps(model, protocol).settings.drawing == expected
 
 
 # ---------------------------------------------------------------- rows
 
 
-def test_a_row_is_computed_once_whatever_stops_the_process(tmp_path):
+def test_a_row_is_computed_once_even_if_the_process_is_stopped(tmp_path):
     computed = []
 
     def job(place, *, fails=False):
@@ -240,7 +243,7 @@ def test_a_row_is_computed_once_whatever_stops_the_process(tmp_path):
     assert computed == [0, 1, 2, 1]
 
 
-def test_a_row_outlives_the_parts_of_a_model_that_it_was_not_computed_with(tmp_path):
+def test_a_row_stays_valid_when_a_part_that_it_does_not_use_changes(tmp_path):
     def store(**model):
         return Store(tmp_path, {"model": {"base": None, "demasker": "d", "prior": "p"} | model})
 
@@ -254,19 +257,19 @@ def test_a_row_outlives_the_parts_of_a_model_that_it_was_not_computed_with(tmp_p
     assert store(base="b").rows("rows") == store(prior="q").rows("rows")  # a base where there was none
 
 
-def test_what_was_chosen_otherwise_since_is_computed_again_in_its_place(tmp_path):
+def test_a_row_is_replaced_when_another_candidate_is_chosen(tmp_path):
     def found(rule):
         job = Job({"calls": 8}, lambda: {"rule": rule}, chosen={"rule": rule})
         return Store(tmp_path, {}).compute("rows", [Job({"calls": 4}, dict), job])
 
-    found("at random")
-    rows = found("most confident")
-    assert [row.get("rule") for row in rows] == [None, "most confident"]
+    found("random")
+    rows = found("confidence")
+    assert [row.get("rule") for row in rows] == [None, "confidence"]
     assert read_rows(tmp_path / "rows.jsonl") == rows
 
 
 @pytest.mark.parametrize("first", ['{"a": 1', "[1]", "null", "[" * 100_000])
-def test_a_damaged_file_is_not_taken_for_results(tmp_path, first):
+def test_a_damaged_file_is_refused(tmp_path, first):
     (tmp_path / "rows.jsonl").write_text(f'{first}\n{{"a": 2}}\n')
     with pytest.raises(ValueError, match=r"rows\.jsonl is damaged: line 1"):
         read_rows(tmp_path / "rows.jsonl")
@@ -281,7 +284,7 @@ def test_a_damaged_file_is_not_taken_for_results(tmp_path, first):
         ("reference.jsonl", '{"length": 64}', "are damaged, or of another version"),
     ],
 )
-def test_a_report_from_damaged_rows_is_one_line(out, tmp_path, file, content, message):
+def test_damaged_rows_are_refused_in_one_line(out, tmp_path, file, content, message):
     for one in (*out.glob("*.jsonl"), out / "conditions.json"):
         shutil.copy(one, tmp_path)
     if content.startswith("{"):  # a row that lacks what it should hold
@@ -294,9 +297,9 @@ def test_a_report_from_damaged_rows_is_one_line(out, tmp_path, file, content, me
 
 
 @pytest.mark.parametrize("row", ["{}", "[1]", '{"text": 7}', '{"text": "\\ud800"}', "[" * 100_000])
-def test_a_row_without_a_text_is_one_line(tmp_path, row):
+def test_a_row_without_a_text_is_refused_in_one_line(tmp_path, row):
     (tmp_path / "texts.jsonl").write_text(f'{{"text": "x"}}\n{row}\n')
-    with pytest.raises(ValueError, match=r"line 2 of .* is no row with a text"):
+    with pytest.raises(ValueError, match=r"line 2 of .* is not a row with a text"):
         read_texts(tmp_path / "texts.jsonl")
 
 
@@ -307,10 +310,10 @@ def test_a_second_process_does_not_write_the_same_results(out, tmp_path):
         assert "in use by another process" in str(run("reproduce", "report", "--out", tmp_path).exception)
 
 
-# ---------------------------------------------------------------- fairness
+# ---------------------------------------------------------------- a fair sweep
 
 
-def test_chosen_is_the_highest_mauve_and_within_its_spread_the_lowest_gen_ppl():
+def test_the_sweep_chooses_the_lowest_gen_ppl_within_the_spread_of_the_highest_mauve():
     swept = [
         {"mauve": 0.80, "mauve_spread": 0.05, "gen_ppl": 30.0},
         {"mauve": 0.78, "mauve_spread": 0.20, "gen_ppl": 20.0},
@@ -320,7 +323,7 @@ def test_chosen_is_the_highest_mauve_and_within_its_spread_the_lowest_gen_ppl():
     assert best(swept) is swept[1]
 
 
-def test_what_the_few_samples_of_a_sweep_cannot_tell_apart_is_decided_by_gen_ppl():
+def test_differences_of_mauve_below_the_tie_are_decided_by_gen_ppl():
     sure = {"mauve": 0.90, "mauve_spread": 0.01, "gen_ppl": 30.0}
     near, far = ({"mauve": mauve, "mauve_spread": 0.01, "gen_ppl": 20.0} for mauve in (0.86, 0.84))
     assert best([sure, near]) is near
@@ -329,44 +332,41 @@ def test_what_the_few_samples_of_a_sweep_cannot_tell_apart_is_decided_by_gen_ppl
 
 def test_every_method_gets_the_same_sweep_on_valid_and_one_run_on_test(out, results):
     swept, measured = read_rows(out / "sweep.jsonl"), results["generation"]
-    wanted = {(one.temperature, one.rule) for one in TINY.candidates}
+    candidates = TINY.candidates()
     for row in measured:
-        method = "conthendisc" if row["method"] == "encoded registers" else row["method"]  # which it is like
+        method = "conthendisc" if row["method"] == "encoded registers" else row["method"]  # shares its candidate
         own = select(swept, method=method, calls=TINY.swept_for(row["calls"], 64))
-        assert {(one["temperature"], one["rule"]) for one in own} <= wanted
-        assert len(own) == (TINY.num_finalists if own[0]["calls"] == TINY.final_calls else len(wanted))
+        assert all(candidate_of(one) in candidates for one in own)
+        assert len(own) == (TINY.num_finalists if own[0]["calls"] == TINY.final_calls else len(candidates))
         assert {one["split"] for one in own} == {"valid"}
         assert row["split"] == "test"
         assert row["swept_at"] == own[0]["calls"]
-        chosen = best(own)
-        assert (row["temperature"], row["rule"]) == (chosen["temperature"], chosen["rule"])
+        assert candidate_of(row) == candidate_of(best(own))
         assert len(select(measured, method=row["method"], calls=row["calls"])) == 1
     assert {row["method"] for row in measured} >= {"base", "conthendisc", "conwithindisc"}
 
 
-def test_the_nearest_swept_number_of_calls_decides_for_all_methods_alike():
+def test_every_number_of_calls_uses_the_nearest_swept_number():
     chosen = {calls: FULL.swept_for(calls, 512) for calls in FULL.calls(512, guided=False)}
     assert chosen == {8: 16, 16: 16, 32: 16, 64: 64, 128: 128, 256: 128, 512: 128}
     assert FULL.swept_for(32, 32) == 16  # no plan has more calls than tokens
 
 
-def test_the_best_of_the_last_sweep_meet_again_for_many_calls(out):
+def test_the_top_candidates_are_ranked_again_for_many_calls(out):
     swept = select(read_rows(out / "sweep.jsonl"), method="base")
     before, final = (select(swept, calls=calls) for calls in (TINY.swept_calls[-1], TINY.final_calls))
-    assert [(row["temperature"], row["rule"]) for row in final] == [
-        (one.temperature, one.rule) for one in finalists(before, TINY.num_finalists)
-    ]
+    assert [candidate_of(row) for row in final] == finalists(before, TINY.num_finalists)
     assert final[0]["temperature"] == max(before, key=lambda row: row["mauve"])["temperature"]
 
 
-def test_ablations_take_the_choices_of_what_they_differ_from_in_one_thing(out):
+def test_ablations_use_the_candidate_of_the_method_they_vary(out):
     swept = read_rows(out / "sweep.jsonl")
     assert {row.get("method") for row in swept} == {"base", "conthendisc", "conwithindisc", None}
     assert {row.get("registers") for row in swept} == {8, None}  # a model of its own
     assert {row.get("variant") for row in swept} == {"without register noise", None}
 
 
-def test_no_gen_ppl_stands_without_diversity(results):
+def test_every_row_with_gen_ppl_has_diversity(results):
     rows = [row for some in results.values() for row in some if "gen_ppl" in row]
     assert rows
     assert all({"entropy", "distinct_2"} <= set(row) for row in rows)
@@ -378,13 +378,13 @@ def test_every_generated_row_has_three_costs_and_its_conditions(results):
         assert {"temperature", "rule", "mauve_spread", "gen_ppl_spread", "ends"} <= set(row)
     drawn = select(results["generation"], method="conthendisc", calls=4)[0]
     encoded = select(results["generation"], method="encoded registers", calls=4)[0]
-    assert drawn["model"]["drawing"].startswith("4 + 2 steps")
+    assert drawn["model"]["drawing"].startswith("prior_steps 4, refresh_steps 2")
     assert encoded["model"].keys() == {"demasker", "encoder", "drawing"}
     assert drawn["nfe"] > encoded["nfe"]  # the prior is paid for
     assert drawn["flop_nfe"] > encoded["flop_nfe"]
 
 
-def test_compute_of_the_base_is_compared_with_all_that_the_guided_model_took(pipe, trained):
+def test_the_bases_compute_is_compared_with_all_compute_of_the_guided_model(pipe, trained):
     pipe = with_base(pipe, trained / BASE)
     loop = {"num_steps": 100, "batch_size": 10}
     run = {"lengths": [64], "base_loop": loop, "guided_loop": loop}
@@ -400,8 +400,8 @@ def test_compute_of_the_base_is_compared_with_all_that_the_guided_model_took(pip
     assert base_compute_share(replace(pipe, base=None), {"run": run}) is None
 
 
-def test_compute_is_counted_as_the_stages_of_training_count_it(pipe, corpus, trained):
-    """Registers, START and END, attention and the head's rows are work too."""
+def test_compute_is_counted_as_training_counts_it(pipe, corpus, trained):
+    """Registers, START and END, attention and the rows of the head count too."""
     pipe, place = with_base(pipe, trained / BASE), Place(corpus, trained, trained)
     run = tiny(corpus)
     spent = stage_flops(pipe, asdict(run))
@@ -411,7 +411,7 @@ def test_compute_is_counted_as_the_stages_of_training_count_it(pipe, corpus, tra
         assert spent[name] == pytest.approx(loop.num_steps * loop.batch_size * stage.work().flops)
 
 
-def test_a_base_is_a_demasker_of_the_same_shape_without_registers(pipe, trained, tmp_path):
+def test_a_base_must_be_a_llada_with_the_demaskers_shape(pipe, trained, tmp_path):
     with pytest.raises(ValueError, match="holds a RegisterEncoder: a base is a LLaDA"):
         with_base(pipe, trained / NETWORKS["encoder"])
     smaller = LLaDA(replace(pipe.demasker.config.backbone, num_layers=1)).init_weights(generator_for("base"))
@@ -420,7 +420,7 @@ def test_a_base_is_a_demasker_of_the_same_shape_without_registers(pipe, trained,
         with_base(pipe, tmp_path / "base")
 
 
-def test_at_equal_cost_curves_are_straight_in_the_logarithm_of_the_cost():
+def test_equal_cost_interpolates_linearly_in_the_logarithm_of_the_cost():
     def row(method, cost, mauve, gen_ppl):
         return {
             "method": method, "flop_nfe": cost, "mauve": mauve, "mauve_spread": 0.03, "gen_ppl": gen_ppl,
@@ -441,13 +441,15 @@ def test_at_equal_cost_curves_are_straight_in_the_logarithm_of_the_cost():
     assert comparison.differences(then) == comparison.equal_cost_blocks(then, 64) == []
 
 
-def test_rows_of_the_base_name_the_settings_that_the_base_generates_with(pipe, corpus, court, tmp_path):
-    settings = replace(pipe.settings, temperature=0.0, rule="remask by confidence")
-    lab = Lab.around(replace(pipe, settings=settings), corpus=corpus, court=court, setting=TINY, results=tmp_path)
-    rows = {row["method"]: (row["temperature"], row["rule"]) for row in compute_cpu_seconds(lab)}
-    guided = (0.0, "remask by confidence")
-    assert rows == {"base": (1.0, "most confident"), "conthendisc": guided, "conwithindisc": guided}
-    (found,) = copies.compute(lab)
+def test_rows_name_the_settings_of_their_method(pipe, corpus, evaluator, tmp_path):
+    settings = replace(pipe.settings, decoding=Decoding(temperature=0.0, rule="remask-confidence"))
+    context = Context.for_model(
+        replace(pipe, settings=settings), corpus=corpus, evaluator=evaluator, protocol=TINY, results=tmp_path
+    )
+    rows = {row["method"]: (row["temperature"], row["rule"]) for row in compute_cpu_seconds(context)}
+    guided = (0.0, "remask-confidence")
+    assert rows == {"base": (1.0, "confidence"), "conthendisc": guided, "conwithindisc": guided}
+    (found,) = copies.compute(context)
     assert {who: (one["temperature"], one["rule"]) for who, one in found["chosen"].items()} == rows
 
 
@@ -512,38 +514,38 @@ def test_a_speedup_by_mauve_alone_overlooks_fluency_and_diversity():
     assert speedups_by_mauve(rows, REAL)["base"].factor == 1
 
 
-# ---------------------------------------------------------------- judging
+# ---------------------------------------------------------------- the evaluator
 
 
-def test_gen_ppl_is_over_all_tokens_and_passes_over_empty_texts(court, judge):
+def test_gen_ppl_is_over_all_tokens_and_skips_empty_texts(evaluator, judge):
     texts = ["def f(x):\n", "", "return x\n", "total = 1\n", "total = 2\n"]
     scores = judge.scores(texts)
     expected = math.exp(sum(score.nats for score in scores) / sum(score.num_tokens for score in scores))
-    found = court.fluency(texts)
+    found = evaluator.score(texts)
     assert found["gen_ppl"] == pytest.approx(expected)
     assert found["gen_ppl_spread"] > 0
     assert found["bits_per_byte"] > 0
     assert found["empty_share"] == 0.2
-    assert math.isnan(court.fluency(["", ""])["gen_ppl"])
+    assert math.isnan(evaluator.score(["", ""])["gen_ppl"])
     assert isinstance(judge, Judge)
-    assert gen_ppl(scores) == (found["gen_ppl"], found["gen_ppl_spread"])  # one rule for both evaluators
+    assert gen_ppl(scores) == (found["gen_ppl"], found["gen_ppl_spread"])
 
 
-def test_a_copy_of_the_reference_is_as_like_it_as_can_be(court):
+def test_mauve_is_high_for_a_copy_of_the_reference_and_low_for_other_texts(evaluator):
     texts = [f"value_{place} = {place} * 'ab'\n" for place in range(20)]
-    assert court.judged(texts, court.reference(texts))["mauve"] > 0.9
-    other = court.judged([f"    {place} " * 20 for place in range(20)], court.reference(texts))
+    assert evaluator.evaluate(texts, evaluator.reference(texts))["mauve"] > 0.9
+    other = evaluator.evaluate([f"    {place} " * 20 for place in range(20)], evaluator.reference(texts))
     assert other["mauve"] < 0.1
     assert {"mauve_pooled", "mauve_pooled_spread"} <= set(other)
 
 
-def test_of_too_few_texts_mauve_is_left_out_and_all_else_stays(court):
+def test_only_mauve_is_left_out_for_too_few_texts(evaluator):
     texts = [f"value_{place} = {place}\n" for place in range(20)]
-    careful = replace(court, fewest_for_mauve=21)
-    whole, found = (one.judged(texts, one.reference(texts)) for one in (court, careful))
+    strict = replace(evaluator, min_texts_for_mauve=21)
+    complete, row = (one.evaluate(texts, one.reference(texts)) for one in (evaluator, strict))
     left_out = {"mauve", "mauve_spread", "mauve_pooled", "mauve_pooled_spread"}
-    assert {name for name, value in found.items() if value is None} == left_out
-    assert {**whole, **dict.fromkeys(left_out)} == found
+    assert {name for name, value in row.items() if value is None} == left_out
+    assert {**complete, **dict.fromkeys(left_out)} == row
 
 
 # ---------------------------------------------------------------- the report
@@ -696,12 +698,12 @@ def test_seconds_are_measured_apart_and_stand_in_the_report(results):
     assert summary(unseen)["speedup"]["64"]["base"]["flops"] == summary(results)["speedup"]["64"]["base"]["flops"]
 
 
-def test_a_cpu_is_timed_with_a_laptops_threads_however_many_there_are(pipe, corpus, court, tmp_path):
-    lab = Lab.around(pipe, corpus=corpus, court=court, setting=TINY, results=tmp_path)
+def test_a_cpu_is_timed_with_a_laptops_threads_however_many_there_are(pipe, corpus, evaluator, tmp_path):
+    context = Context.for_model(pipe, corpus=corpus, evaluator=evaluator, protocol=TINY, results=tmp_path)
     before = torch.get_num_threads()
     torch.set_num_threads(TINY.cpu_threads + 1)
     try:
-        rows = compute_cpu_seconds(lab)
+        rows = compute_cpu_seconds(context)
         assert torch.get_num_threads() == TINY.cpu_threads + 1  # as they were
     finally:
         torch.set_num_threads(before)
@@ -716,12 +718,12 @@ def test_without_matplotlib_the_report_has_all_its_tables(results, tmp_path, mon
     assert text.count("| --- |") >= 10
 
 
-def test_unknown_experiments_and_models_of_one_length_are_refused(pipe, corpus, court, tmp_path):
-    lab = Lab.around(pipe, corpus=corpus, court=court, setting=TINY, results=tmp_path)
+def test_unknown_experiments_and_models_of_one_length_are_refused(pipe, corpus, evaluator, tmp_path):
+    context = Context.for_model(pipe, corpus=corpus, evaluator=evaluator, protocol=TINY, results=tmp_path)
     with pytest.raises(ValueError, match="no experiment 'fig6': choose all, or some of model, reference"):
-        compute_all([lab], ["fig6"])
+        compute_all([context], ["fig6"])
     with pytest.raises(ValueError, match="two models have the same length"):
-        compute_all([lab, lab], ["demasker"])
+        compute_all([context, context], ["demasker"])
 
 
 def test_figures_are_the_same_bytes_for_the_same_rows():
@@ -746,7 +748,7 @@ def test_two_sentences_have_four_samplers():
 # ---------------------------------------------------------------- the verbs
 
 
-def test_reproduce_goes_on_where_it_stopped_and_draws_the_same_report_from_the_files(
+def test_reproduce_continues_where_it_stopped_and_makes_the_same_report_from_the_files(
     folder, corpus, judge_folder, tmp_path
 ):
     options = ("--preset", "tiny", "--model", folder, "--data", corpus.directory, "--judge", judge_folder)
@@ -764,7 +766,7 @@ def test_reproduce_goes_on_where_it_stopped_and_draws_the_same_report_from_the_f
     assert after == {file.name: file.read_bytes() for file in tmp_path.iterdir() if file.is_file()}
 
 
-def test_one_model_has_a_lab_for_each_of_its_lengths(folder, corpus, judge_folder, tmp_path):
+def test_a_model_is_measured_at_each_of_its_lengths(folder, corpus, judge_folder, tmp_path):
     options = ("--preset", "tiny", "--model", folder, "--data", corpus.directory, "--judge", judge_folder)
     made = run("reproduce", "psnr", *options, "--out", tmp_path)
     assert made.exit_code == 0, made.output
@@ -784,22 +786,23 @@ def test_reproduce_says_what_is_missing(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("method", ["base", "conthendisc", "conwithindisc"])
-def test_evaluate_judges_what_generate_writes(pipe, corpus, court, monkeypatch, method):
-    settings = replace(pipe.settings, temperature=0.0, rule="remask by confidence", prior_steps=3, refresh_steps=2)
+def test_evaluate_reads_the_texts_that_generate_writes(pipe, corpus, evaluator, monkeypatch, method):
+    decoding, drawing = Decoding(rule="remask-confidence"), Drawing(prior_steps=3, refresh_steps=2)
+    settings = replace(pipe.settings, decoding=decoding, drawing=drawing)
     own = replace(pipe, settings=settings).at_length(64)
     written, read = own.generate(4, method=method, seed=3), []
     monkeypatch.setattr(ByteChain, "scores", keeping(ByteChain.scores, read))
-    found = evaluate_model(own, corpus, court, method=Method(method), count=4, split="test", seed=3)
+    found = evaluate_model(own, corpus, evaluator, method=Method(method), count=4, split="test", seed=3)
     assert read[-1] == written.texts
     assert found["calls"] == 4
     assert (found["temperature"], found["rule"]) == (
-        (1.0, "most confident") if method == "base" else (0.0, "remask by confidence")
+        (1.0, "confidence") if method == "base" else (0.0, "remask-confidence")
     )
     assert found["nfe"] == written.nfe
 
 
 def keeping(scores, read):
-    """The judge's own method, which also remembers what was read."""
+    """Return the judge's method with a record of the texts it reads."""
 
     def kept(self, texts, *, batch_size=8):
         read.append(list(texts))
@@ -808,25 +811,28 @@ def keeping(scores, read):
     return kept
 
 
-def test_texts_of_other_models_are_cut_as_real_programs_are(corpus, court):
+def test_evaluated_texts_are_cut_to_the_length_of_real_programs(corpus, evaluator):
     long = ["".join(f"value_{n} = {n} * {place}\n" for n in range(60)) for place in range(6)]
-    row = evaluate_texts(long, corpus, court, length=64, split="valid", count=6)
-    cut = evaluate_texts([text + "more = 1\n" for text in long], corpus, court, length=64, split="valid", count=6)
+    row = evaluate_texts(long, corpus, evaluator, length=64, split="valid")
+    cut = evaluate_texts([text + "more = 1\n" for text in long], corpus, evaluator, length=64, split="valid")
     assert row["num_cut"] == 6
     assert cut["gen_ppl"] == row["gen_ppl"]
     assert cut["mauve"] == row["mauve"]
+    assert set(row["real"]) == {name for name in row if name in row["real"]}  # the same columns for real programs
+    assert row["real"] == cut["real"]
 
 
-def test_evaluate_judges_one_setting_or_the_texts_of_any_other_model(folder, corpus, judge_folder, tmp_path):
+def test_evaluate_takes_a_model_or_the_texts_of_any_other_model(folder, corpus, judge_folder, tmp_path):
     common = ("--data", corpus.directory, "--judge", judge_folder)
     made = run("evaluate", "--model", folder, "--method", "conthendisc", "--calls", 4, "--count", 20, *common)
     assert made.exit_code == 0, made.output
     row = json.loads(made.stdout)
     assert (row["method"], row["calls"], row["num_samples"], row["split"]) == ("conthendisc", 4, 20, "valid")
-    assert row["mauve"] is None
+    assert row["mauve"] is row["real"]["mauve"] is None
     assert row["gen_ppl"] > 0
+    assert row["real"]["gen_ppl"] > 0
     assert "MAUVE was left out: there are 20 texts and" in made.stderr
-    assert "fewer than 200 on each side" in made.stderr
+    assert "at least 200 on each side" in made.stderr
     file = tmp_path / "samples.jsonl"
     file.write_text("".join(json.dumps({"text": f"total = {place}\n"}) + "\n" for place in range(20)))
     made = run("evaluate", "--samples", file, "--length", 64, *common)
@@ -839,6 +845,6 @@ def test_evaluate_judges_one_setting_or_the_texts_of_any_other_model(folder, cor
     assert "line 1" in str(run("evaluate", "--samples", file, *common).exception)
 
 
-def test_progress_names_what_a_row_is_about_and_prints_no_hash():
+def test_progress_shows_the_key_of_a_row_unless_it_is_long():
     assert note_of({"method": "base", "calls": 4}) == "base, 4"
     assert note_of(dict.fromkeys("abcdefgh", "9fb69b4fa241")) == ""

@@ -14,7 +14,7 @@ from crocodil.reproduce.experiments import read_all
 from crocodil.reproduce.experiments.training_compute import base_compute_share
 from crocodil.reproduce.figures import can_draw
 from crocodil.reproduce.report import TITLE, report, summary, timed
-from crocodil.reproduce.sweep import own_candidate
+from crocodil.reproduce.sweep import candidate_of, own_candidate
 from crocodil.training.run import read_record
 
 ROOT = Path(__file__).parent.parent
@@ -117,19 +117,16 @@ def test_exact_copies_are_told_beside_the_error(rows):
 
 
 def test_rows_name_the_settings_that_their_method_generated_with(rows, pipe):
-    def own(method):
-        return own_candidate(pipe, Method(method))
-
     for row in rows["cpu-seconds"]:
-        assert (row["temperature"], row["rule"]) == (own(row["method"]).temperature, own(row["method"]).rule)
+        assert candidate_of(row) == own_candidate(pipe, Method(row["method"]))
     (copied,) = rows["memorisation"]
     for method, chosen in copied["chosen"].items():
-        assert (chosen["temperature"], chosen["rule"]) == (own(method).temperature, own(method).rule)
+        assert chosen == own_candidate(pipe, Method(method))
 
 
 def test_what_the_built_in_model_cannot_do_is_said(pipe):
     kept, trained = (
-        pipe.settings.num_registers,
+        pipe.settings.drawing.num_registers,
         {0, *read_record(RESULTS / "base")["guided_objective"]["prefix_lengths"]},
     )
     assert kept not in trained

@@ -112,7 +112,7 @@ def prepare_process() -> None:
     for module in (
         "cli", "cli.texts", "pipeline", "corpus.build", "corpus.packing", "corpus.summary", "presets.corpora",
         "presets.runs", "training.run", "training.journal", "reproduce.experiments", "reproduce.report",
-        "reproduce.evaluation", "reproduce.judging",
+        "reproduce.evaluation",
     ):  # fmt: skip
         importlib.import_module(f"crocodil.{module}")
     for module in ("pyarrow.parquet", "matplotlib.pyplot", "faiss", "rapidfuzz", "tiny_judges"):

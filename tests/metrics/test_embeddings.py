@@ -7,7 +7,7 @@ import tiny
 import torch
 
 from crocodil.metrics import EmbeddedTexts, bert_score, frontier_area, mauve, mauve_by_seed, quantise
-from crocodil.metrics.embeddings import main_components
+from crocodil.metrics.embeddings import principal_components
 
 needs_faiss = pytest.mark.skipif(importlib.util.find_spec("faiss") is None, reason="needs faiss")
 
@@ -66,7 +66,7 @@ def test_mauve_finds_clusters_that_nobody_generates():
 
 
 @needs_faiss
-def test_other_seeds_cluster_otherwise_and_the_same_seed_alike():
+def test_mauve_depends_on_the_seed_of_the_clustering_only():
     values = [mauve(*clouds(0.3), seed=seed) for seed in (0, 0, 1, 2)]
     assert values == mauve_by_seed(*clouds(0.3), seeds=(0, 0, 1, 2))
     assert values[0] == values[1]
@@ -79,11 +79,24 @@ def test_without_its_library_mauve_says_what_to_install(monkeypatch):
         mauve(*clouds(0.0), seed=0)
 
 
-def test_main_components_hold_the_share_asked_for():
+def test_mauve_refuses_too_few_texts_and_features_that_are_not_finite():
+    features = torch.zeros(30, 4)
+    broken = features.clone()
+    broken[[4, 7]] = torch.nan
+    for real, fake, line in [
+        (features, broken, "2 of the fake features are not finite, first that of text 4"),
+        (features, features[:5], "6 clusters needs at least 6 texts on each side: there are 5; give more samples"),
+        (features[:0], features, "there are 0"),
+    ]:
+        with pytest.raises(ValueError, match=line):
+            mauve(real, fake, seed=0, num_buckets=6)
+
+
+def test_principal_components_explain_the_share_asked_for():
     points = tiny.streams(200).normal(5) * torch.tensor([10.0, 5, 1, 0.1, 0.1]) + 7
     total = points.var(dim=0).sum()
     for share, count in ((0.5, 1), (0.9, 2), (0.995, 3), (1.0, 5)):
-        components = main_components(points.double(), share=share)
+        components = principal_components(points.double(), share=share)
         assert components.shape == (200, count)
         assert components.var(dim=0).sum() >= 0.99 * share * total
     assert torch.allclose(torch.pdist(components), torch.pdist(points.double()))
@@ -127,7 +140,7 @@ def test_a_text_matches_itself_however_its_vectors_are_scaled():
         assert torch.allclose(values, torch.ones(3))
 
 
-def test_what_fills_a_batch_changes_nothing():
+def test_padding_changes_nothing():
     reference, found = texts("reference", [7, 5, 4]), texts("found", [6, 8, 3])
     filled = EmbeddedTexts(found.vectors.masked_fill(~found.present[..., None], 1e3), found.present, found.counted)
     for ours, same in zip(bert_score(reference, found), bert_score(reference, filled), strict=True):

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from tiny import MASK, VOCAB
 
-from crocodil.metrics import Accuracy, accuracy, bits_per_byte, demasking_accuracy, negative_elbo, perplexity_bound
+from crocodil.metrics import Accuracy, accuracy, bits_per_byte, demasking_accuracy, negative_elbo
 
 LENGTH, SYMBOLS, HIDE = 4, 3, 3  # all sequences of four symbols out of three; HIDE is the mask
 
@@ -118,9 +118,7 @@ def test_a_sequence_has_the_same_bound_in_any_batch():
     assert torch.allclose(together, alone, rtol=1e-5)
 
 
-def test_nats_become_perplexity_and_bits():
-    nats = 100 * math.log(50)
-    assert perplexity_bound(nats, 100) == pytest.approx(50)
+def test_nats_become_bits_per_byte():
     assert bits_per_byte(8 * math.log(2), 4) == pytest.approx(2)
 
 

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from tiny import NUM_REGISTERS
 
-from crocodil.metrics import prdc, prdc_per_register, psnr, psnr_by_time, register_quality, squared_error_by_time
+from crocodil.metrics import prdc, prdc_per_register, psnr, register_quality, squared_error_by_time
 from crocodil.processes.registers import normalise
 
 # What the package `prdc` 0.2 gives for `clouds()`, with 5 nearest neighbours.
@@ -17,9 +17,9 @@ def clouds():
     return tiny.streams(60, "real").normal(4), 0.8 * tiny.streams(50, "fake").normal(4) + 0.3
 
 
-@pytest.mark.parametrize("rows_at_once", [7, 1024])
-def test_prdc_is_that_of_its_reference_package(monkeypatch, rows_at_once):
-    monkeypatch.setattr(register_quality, "ROWS_AT_ONCE", rows_at_once)
+@pytest.mark.parametrize("rows_per_batch", [7, 1024])
+def test_prdc_is_that_of_its_reference_package(monkeypatch, rows_per_batch):
+    monkeypatch.setattr(register_quality, "ROWS_PER_BATCH", rows_per_batch)
     assert prdc(*clouds()) == pytest.approx(OF_THE_PACKAGE)
 
 
@@ -32,7 +32,7 @@ def test_prdc_agrees_with_the_package_where_it_is_installed(nearest, shift, caps
     assert prdc(real, fake, nearest=nearest)._asdict() == pytest.approx(expected)
 
 
-def test_fakes_far_away_have_no_virtue_and_copies_have_all():
+def test_distant_fakes_score_0_and_copies_score_1():
     real = tiny.streams(40).normal(4)
     assert prdc(real, real + 1000) == (0, 0, 0, 0)
     precision, recall, density, coverage = prdc(real, real.clone())
@@ -53,7 +53,7 @@ def test_neighbours_that_do_not_exist_are_refused():
         prdc(torch.eye(5), torch.eye(5))
 
 
-def test_registers_are_judged_each_on_its_own_and_averaged():
+def test_prdc_is_averaged_over_register_positions():
     real, fake = tiny.streams(40, "real").normal(3, 4), tiny.streams(30, "fake").normal(3, 4)
     fake[:, 2] += 100  # one register that has nothing right
     mean, spread = prdc_per_register(real, fake)
@@ -64,24 +64,29 @@ def test_registers_are_judged_each_on_its_own_and_averaged():
     assert prdc_per_register(real[:, :1], fake[:, :1]).spread == (0, 0, 0, 0)
 
 
-def test_decibels():
+def test_psnr_is_in_decibels():
     assert psnr(1.0) == 0
     assert psnr(0.001) == pytest.approx(30)
     assert psnr(0.01, peak=10) == pytest.approx(40)
     assert psnr(0.0) == math.inf
 
 
-def test_predicting_zero_has_0_db_and_a_perfect_denoiser_no_limit():
+def psnr_by_time(denoise, bank, times):
+    errors = squared_error_by_time(denoise, bank, times, streams=tiny.streams(len(bank)))
+    return {time: psnr(error) for time, error in errors.items()}
+
+
+def test_predicting_zero_gives_0_db_and_a_perfect_denoiser_infinity():
     bank, times = normalise(tiny.bank(8)), (0.1, 0.5, 0.9)
-    zero = psnr_by_time(lambda noisy, time: 0 * noisy, bank, times, streams=tiny.streams(8))
+    zero = psnr_by_time(lambda noisy, time: 0 * noisy, bank, times)
     assert zero == pytest.approx(dict.fromkeys(times, 0), abs=1e-5)
-    perfect = psnr_by_time(lambda noisy, time: bank, bank, times, streams=tiny.streams(8))
+    perfect = psnr_by_time(lambda noisy, time: bank, bank, times)
     assert perfect == dict.fromkeys(times, math.inf)
 
 
 def test_a_denoiser_that_returns_its_input_gets_worse_with_time():
     bank, times = normalise(tiny.bank(50)), (0.01, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)
-    found = list(psnr_by_time(lambda noisy, time: noisy, bank, times, streams=tiny.streams(50)).values())
+    found = list(psnr_by_time(lambda noisy, time: noisy, bank, times).values())
     assert found == sorted(found, reverse=True)
     assert found[-1] == pytest.approx(psnr(2), abs=0.3)  # pure noise: as far off as two random banks
 

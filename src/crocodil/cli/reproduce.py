@@ -16,9 +16,9 @@ from crocodil.runtime import config
 
 if TYPE_CHECKING:
     from crocodil.corpus.shards import Corpus
+    from crocodil.judges import Evaluator
     from crocodil.pipeline import Crocodil
-    from crocodil.reproduce.judging import Court
-    from crocodil.reproduce.protocol import Setting
+    from crocodil.reproduce.protocol import Protocol
 
 Data = Annotated[Path | None, typer.Option(help="The corpus: its held-out programs are what real text is.")]
 JudgeName = Annotated[str, typer.Option(help="A causal language model, for Gen-PPL and MAUVE.")]
@@ -80,26 +80,26 @@ def reproduce(
     for one in model or [BUILTIN]:
         read_settings(model_folder(one) / SETTINGS_FILE)
     from crocodil.pipeline import Crocodil
-    from crocodil.reproduce.context import Lab, with_base
+    from crocodil.reproduce.context import Context, with_base
     from crocodil.reproduce.experiments import NAMES, compute_all
-    from crocodil.reproduce.protocol import setting as setting_of
+    from crocodil.reproduce.protocol import protocol_named
     from crocodil.reproduce.report import write_report
 
-    setting = setting_of(preset)
+    protocol = protocol_named(preset)
     if paper_steps:
-        setting = setting.with_papers_steps()
+        protocol = protocol.with_paper_steps()
     pipes = [Crocodil.from_pretrained(one, device=device, compiled=compiled) for one in model or ["builtin"]]
     pipes = [with_base(pipe, _each("base", base or (), len(pipes), place)) for place, pipe in enumerate(pipes)]
     # Their blocks stay compiled. What a call reveals would be compiled anew for every candidate of a sweep.
     pipes = [replace(pipe, compiled=False) for pipe in pipes]
     variants = {name: Crocodil.from_pretrained(path, device=device) for name, path in _named(ablation_model or ())}
-    court = _court(corpus, judge, embedder, setting, device)
-    labs = [
-        Lab.around(
+    evaluator = _evaluator(corpus, judge, embedder, protocol, device)
+    contexts = [
+        Context.for_model(
             pipe,
             corpus=corpus,
-            court=court,
-            setting=setting,
+            evaluator=evaluator,
+            protocol=protocol,
             results=out,
             seed=seed,
             variants=variants,
@@ -111,7 +111,7 @@ def reproduce(
     with locked(out):
         for folder in (out, out / "figures"):
             remove_unfinished(folder)
-        results = compute_all(labs, NAMES if experiments == ["all"] else experiments, say=_say)
+        results = compute_all(contexts, NAMES if experiments == ["all"] else experiments, say=_say)
         typer.echo(write_report(results, out))
 
 
@@ -138,7 +138,7 @@ def evaluate(
     if samples is None:
         read_settings(model_folder(model) / SETTINGS_FILE)
     from crocodil.reproduce.evaluation import (
-        FEWEST_FOR_MAUVE,
+        MIN_TEXTS_FOR_MAUVE,
         evaluate_model,
         evaluate_texts,
         read_texts,
@@ -148,17 +148,17 @@ def evaluate(
 
     if samples is not None:
         texts = read_texts(samples)
-        court = replace(_court(corpus, judge, None, FULL, device), fewest_for_mauve=FEWEST_FOR_MAUVE)
-        row = evaluate_texts(texts, corpus, court, length=length, split=split, count=len(texts))
+        evaluator = replace(_evaluator(corpus, judge, None, FULL, device), min_texts_for_mauve=MIN_TEXTS_FOR_MAUVE)
+        row = evaluate_texts(texts, corpus, evaluator, length=length, split=split)
     else:
         from crocodil.pipeline import Crocodil
 
         pipe = Crocodil.from_pretrained(model, device=device)
-        court = replace(_court(corpus, judge, None, FULL, device), fewest_for_mauve=FEWEST_FOR_MAUVE)
+        evaluator = replace(_evaluator(corpus, judge, None, FULL, device), min_texts_for_mauve=MIN_TEXTS_FOR_MAUVE)
         row = evaluate_model(
             pipe,
             corpus,
-            court,
+            evaluator,
             method=method,
             calls=calls,
             temperature=temperature,
@@ -193,19 +193,21 @@ def _from_rows_of(directory: Path) -> Iterator[None]:
         ) from error
 
 
-def _court(corpus: "Corpus", judge: str, embedder: str | None, setting: "Setting", device: str | None) -> "Court":
+def _evaluator(
+    corpus: "Corpus", judge: str, embedder: str | None, protocol: "Protocol", device: str | None
+) -> "Evaluator":
     from crocodil.corpus.shards import TOKENIZER_FILE
-    from crocodil.reproduce.judging import Court, load_embedder, load_judge
+    from crocodil.judges import Evaluator, LanguageModel, TextEncoder
     from crocodil.runtime.devices import checked_device, default_device
     from crocodil.text.tokenizer import Tokenizer
 
     where = checked_device(device or default_device())
-    return Court(
-        judge=load_judge(judge, device=where),
-        embedder=None if embedder is None else load_embedder(embedder, device=where),
+    return Evaluator(
+        judge=LanguageModel.load(judge, device=where),
+        embedder=None if embedder is None else TextEncoder.load(embedder, device=where),
         tokenizer=Tokenizer.load(corpus.directory / TOKENIZER_FILE),
-        mauve_seeds=setting.mauve_seeds,
-        mauve_buckets=setting.mauve_buckets,
+        mauve_seeds=protocol.mauve_seeds,
+        mauve_buckets=protocol.mauve_buckets,
         batch_size=64 if where.startswith("cuda") else 8,
     )
 

@@ -1,39 +1,39 @@
-"""Metrics that need a model: Gen-PPL, MAUVE, BERTScore (Sec. 5). A judge is a folder; what it gives is kept."""
+"""Judges and the evaluator: Gen-PPL, MAUVE and BERTScore, which need a model (Sec. 5). A judge is a folder."""
 
-from crocodil.judges.cache import Cached
-from crocodil.judges.folders import DEFAULT_ENCODER, DEFAULT_JUDGE, PACKAGED, install, is_installed, judges_folder
-from crocodil.judges.language_model import LanguageModel, TextScore, as_compared, cut_alike
-from crocodil.judges.statistics import (
+from crocodil.judges.cache import CachedJudge
+from crocodil.judges.evaluator import (
+    Embedder,
+    Evaluator,
+    Judge,
+    Reference,
+    bert_scores,
     bits_per_byte,
+    cut_to_length,
     gen_ppl,
-    judge_mauve,
-    mauve_ceiling,
     perplexity,
-    with_spread,
 )
+from crocodil.judges.folders import DEFAULT_ENCODER, DEFAULT_JUDGE, PACKAGED, install, is_installed, judges_folder
+from crocodil.judges.language_model import LanguageModel, TextScore
 from crocodil.judges.text_encoder import TextEncoder
-from crocodil.judges.verdicts import Sampling, Verdict, judge_samples
 
 __all__ = [
     "DEFAULT_ENCODER",
     "DEFAULT_JUDGE",
     "PACKAGED",
-    "Cached",
+    "CachedJudge",
+    "Embedder",
+    "Evaluator",
+    "Judge",
     "LanguageModel",
-    "Sampling",
+    "Reference",
     "TextEncoder",
     "TextScore",
-    "Verdict",
-    "as_compared",
+    "bert_scores",
     "bits_per_byte",
-    "cut_alike",
+    "cut_to_length",
     "gen_ppl",
     "install",
     "is_installed",
-    "judge_mauve",
-    "judge_samples",
     "judges_folder",
-    "mauve_ceiling",
     "perplexity",
-    "with_spread",
 ]

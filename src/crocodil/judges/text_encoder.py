@@ -1,4 +1,4 @@
-"""A bidirectional encoder as a judge: BERTScore, or CodeBERTScore where the encoder is a CodeBERT."""
+"""A bidirectional encoder for BERTScore, or CodeBERTScore where the encoder is a CodeBERT."""
 
 import os
 from collections.abc import Sequence
@@ -8,23 +8,22 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer
 
-from crocodil.judges.folders import DEFAULT_ENCODER
-from crocodil.judges.loading import load_network, load_tokenizer, name_of, padded
-from crocodil.metrics.embeddings import BertScore, EmbeddedTexts, bert_score
+from crocodil.judges.folders import DEFAULT_ENCODER, load_network, load_tokenizer, name_of, padded
+from crocodil.metrics.embeddings import EmbeddedTexts
 
 
 @dataclass(frozen=True)
 class TextEncoder:
     """A bidirectional encoder with its tokenizer.
 
-    The default is a surrogate: a small encoder of English sentences, which sees neither case nor white space. Its
-    scores do not compare with those that a CodeBERT gives.
+    The default is a surrogate: a small encoder of English sentences, which ignores case and white space. Its
+    scores cannot be compared with those of a CodeBERT.
     """
 
     name: str
-    network: Any  # as transformers makes it
-    tokenizer: Tokenizer  # cuts texts where the network's positions end
-    layer: int  # whose output is taken: by default the last
+    network: Any  # a transformers model
+    tokenizer: Tokenizer  # truncates texts to the network's positions
+    layer: int  # whose output is used; by default the last
 
     @classmethod
     def load(
@@ -34,14 +33,14 @@ class TextEncoder:
         device: str = "cpu",
         layer: int | None = None,
     ) -> "TextEncoder":
-        """A folder with safetensors and tokenizer.json, an installed encoder, or one of the hub."""
+        """Load a folder with safetensors and tokenizer.json, an installed encoder, or one from the hub."""
         from transformers import AutoModel
 
         network = load_network(AutoModel, name_or_path, device=device)
         num_layers = network.config.num_hidden_layers
         if layer is not None and not 0 <= layer <= num_layers:
             raise ValueError(f"{name_or_path} has layers 0 (its embeddings) to {num_layers}, not {layer}")
-        # RoBERTa counts its positions from pad_token_id + 1 on.
+        # RoBERTa numbers its positions from pad_token_id + 1.
         reserved = network.config.pad_token_id + 1 if network.config.model_type == "roberta" else 0
         context = network.config.max_position_embeddings - reserved
         tokenizer = load_tokenizer(name_or_path)
@@ -50,7 +49,7 @@ class TextEncoder:
 
     @torch.no_grad()
     def embed(self, texts: Sequence[str]) -> EmbeddedTexts:
-        """All of these texts at once, each cut where the encoder's positions end."""
+        """Embed the texts in one batch, each truncated to the encoder's positions."""
         if not texts:
             raise ValueError("there are no texts to embed")
         rows = self.tokenizer.encode_batch(list(texts))
@@ -60,19 +59,3 @@ class TextEncoder:
         special = padded([row.special_tokens_mask for row in rows], fill=1, device=device)
         states = self.network(input_ids=ids, attention_mask=present, output_hidden_states=True).hidden_states
         return EmbeddedTexts(states[self.layer], present.bool(), ~special.bool())
-
-    def bert_score(self, references: Sequence[str], found: Sequence[str], *, batch_size: int = 32) -> BertScore:
-        """Of every text beside its reference."""
-        if len(references) != len(found):
-            raise ValueError(f"{len(found)} texts, but {len(references)} references")
-        if not found:
-            raise ValueError("there are no texts to judge")
-        order = sorted(range(len(found)), key=lambda pair: -len(references[pair]) - len(found[pair]))
-        parts = []
-        for start in range(0, len(order), batch_size):
-            pairs = order[start : start + batch_size]
-            parts.append(
-                bert_score(self.embed([references[i] for i in pairs]), self.embed([found[i] for i in pairs]))
-            )
-        back = torch.tensor(order).argsort()
-        return BertScore(*(torch.cat(values).cpu()[back] for values in zip(*parts, strict=True)))

@@ -1,4 +1,4 @@
-"""Arithmetic on what models gave: no model is loaded here, no file read (Sec. 5, App. C to G)."""
+"""Metrics as pure arithmetic (Sec. 5, App. C to G). This package loads no model and reads no file."""
 
 from crocodil.metrics.embeddings import (
     BertScore,
@@ -16,16 +16,14 @@ from crocodil.metrics.likelihood import (
     bits_per_byte,
     demasking_accuracy,
     negative_elbo,
-    perplexity_bound,
 )
-from crocodil.metrics.memorisation import Run, longest_training_runs, share_copied
+from crocodil.metrics.memorisation import Run, longest_training_runs
 from crocodil.metrics.register_quality import (
     PRDC,
     RegisterPRDC,
     prdc,
     prdc_per_register,
     psnr,
-    psnr_by_time,
     squared_error_by_time,
 )
 from crocodil.metrics.speedup import (
@@ -34,13 +32,11 @@ from crocodil.metrics.speedup import (
     SpeedUp,
     own_best,
     speedup_at_matched_quality,
-    speedup_at_own_best,
 )
 from crocodil.metrics.text_statistics import (
     character_error_rate,
     distinct_n,
     parses_as_python,
-    pooled_token_entropy,
     self_repetition,
     share_that_parses,
     token_entropy,
@@ -70,18 +66,13 @@ __all__ = [
     "negative_elbo",
     "own_best",
     "parses_as_python",
-    "perplexity_bound",
-    "pooled_token_entropy",
     "prdc",
     "prdc_per_register",
     "psnr",
-    "psnr_by_time",
     "quantise",
     "self_repetition",
-    "share_copied",
     "share_that_parses",
     "speedup_at_matched_quality",
-    "speedup_at_own_best",
     "squared_error_by_time",
     "token_entropy",
 ]

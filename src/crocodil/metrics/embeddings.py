@@ -1,4 +1,4 @@
-"""What is computed from the features that a judge gave: MAUVE and BERTScore. Knows no judge."""
+"""MAUVE and BERTScore, computed from features. This module loads no judge."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from torch import Tensor
 
 Histogram: TypeAlias = NDArray[np.float64]
 
-# The choices of Pillutla et al. (2021), "MAUVE", arXiv:2102.01454, App. C, as its reference package has them.
+# The values of Pillutla et al. (2021), "MAUVE", arXiv:2102.01454, App. C, and of its reference package.
 MAUVE_SCALE = 5.0  # c
 FRONTIER_POINTS = 25
 EXPLAINED_VARIANCE = 0.9
@@ -24,19 +24,19 @@ KMEANS_RESTARTS, KMEANS_ITERATIONS = 5, 500
 
 
 class TextFeatures(NamedTuple):
-    """Two vectors for each text. The last token's state says most of all how a text ends; the mean does not."""
+    """Two feature vectors per text. The state of the last token depends mostly on the end of the text."""
 
-    last: Float[Tensor, "N D"]
-    pooled: Float[Tensor, "N D"]  # over all tokens
+    last: Float[Tensor, "N D"]  # the state of the last token
+    pooled: Float[Tensor, "N D"]  # the mean over all tokens
 
 
 def mauve(
     real: Float[Tensor, "N D"], fake: Float[Tensor, "M D"], *, seed: int, num_buckets: int | None = None
 ) -> float:
-    """MAUVE of two clouds of features, one a text: 1 where they are alike, near 0 where they do not meet.
+    """Return MAUVE of two sets of feature vectors: 1 for equal distributions, near 0 for disjoint ones.
 
-    The value depends on the number of texts and of buckets (a tenth of the texts unless given), and on the seed of
-    the clustering: compare at equal numbers, over several seeds, beside real against real.
+    The value depends on the number of texts, on the number of clusters (by default a tenth of the texts) and on
+    the seed of the clustering. Compare only at equal numbers, over several seeds; report real against real too.
     """
     return mauve_by_seed(real, fake, seeds=[seed], num_buckets=num_buckets)[0]
 
@@ -44,14 +44,26 @@ def mauve(
 def mauve_by_seed(
     real: Float[Tensor, "N D"], fake: Float[Tensor, "M D"], *, seeds: Sequence[int], num_buckets: int | None = None
 ) -> list[float]:
-    """MAUVE for each seed of the clustering; the main components, half of the work, are the same for all."""
+    """Return MAUVE for each seed of the clustering. The principal components are computed once."""
+    _check_features(real, fake, num_buckets or 2)
     buckets = num_buckets or max(2, round(min(len(real), len(fake)) / 10))
     points = _points(real, fake)
     return [frontier_area(*_shares(points, len(fake), num_buckets=buckets, seed=seed)) for seed in seeds]
 
 
+def _check_features(real: Float[Tensor, "N D"], fake: Float[Tensor, "M D"], min_texts: int) -> None:
+    if (count := min(len(real), len(fake))) < min_texts:
+        raise ValueError(
+            f"MAUVE with {min_texts} clusters needs at least {min_texts} texts on each side: there are {count}; "
+            f"give more samples or fewer clusters (num_buckets)"
+        )
+    for name, features in {"real": real, "fake": fake}.items():
+        if bad := (~features.isfinite()).any(dim=1).nonzero()[:, 0].tolist():
+            raise ValueError(f"{len(bad)} of the {name} features are not finite, first that of text {bad[0]}")
+
+
 def frontier_area(real: Histogram, fake: Histogram) -> float:
-    """The area under MAUVE's divergence frontier of two histograms.
+    """Return the area under MAUVE's divergence frontier of two histograms.
 
     For mixtures R of both, its points are (exp(-c KL(fake || R)), exp(-c KL(real || R))), from (1, 0) to (0, 1).
     """
@@ -63,22 +75,22 @@ def frontier_area(real: Histogram, fake: Histogram) -> float:
 
 
 def _divergence(histogram: Histogram, mixtures: Histogram) -> Histogram:
-    """KL(histogram || R) for each mixture R."""
-    seen = histogram > 0
-    return (histogram[seen] * np.log(histogram[seen] / mixtures[:, seen])).sum(axis=1)
+    """Return KL(histogram || R) for each mixture R."""
+    support = histogram > 0
+    return (histogram[support] * np.log(histogram[support] / mixtures[:, support])).sum(axis=1)
 
 
 def quantise(
     real: Float[Tensor, "N D"], fake: Float[Tensor, "M D"], *, num_buckets: int, seed: int
 ) -> tuple[Histogram, Histogram]:
-    """The share of real and of fake features in each cluster: k-means on the main components of unit vectors."""
+    """Return the shares of real and of fake features per k-means cluster of their unit vectors."""
     return _shares(_points(real, fake), len(fake), num_buckets=num_buckets, seed=seed)
 
 
 def _points(real: Float[Tensor, "N D"], fake: Float[Tensor, "M D"]) -> NDArray[np.float32]:
-    """What is clustered: the fake ones first."""
-    together = F.normalize(torch.cat([fake, real]).double().cpu(), dim=1)
-    return main_components(together, share=EXPLAINED_VARIANCE).float().numpy()
+    """Return the points to cluster, the fake ones first."""
+    unit_vectors = F.normalize(torch.cat([fake, real]).double().cpu(), dim=1)
+    return principal_components(unit_vectors, share=EXPLAINED_VARIANCE).float().numpy()
 
 
 def _shares(
@@ -90,7 +102,7 @@ def _shares(
         raise ValueError("MAUVE's clusters need faiss: pip install 'crocodil[eval]'") from missing
     kmeans = faiss.Kmeans(
         points.shape[1], num_buckets, niter=KMEANS_ITERATIONS, nredo=KMEANS_RESTARTS, seed=seed,
-        min_points_per_centroid=1,  # says nothing about few points, computes the same
+        min_points_per_centroid=1,  # only silences a warning
     )  # fmt: skip
     kmeans.train(points)
     cluster = kmeans.assign(points)[1]
@@ -98,13 +110,13 @@ def _shares(
     return reals / reals.sum(), fakes / fakes.sum()
 
 
-def main_components(features: Float[Tensor, "N D"], *, share: float) -> Float[Tensor, "N C"]:
-    """The features in the fewest principal components that hold this share of their variance."""
+def principal_components(features: Float[Tensor, "N D"], *, share: float) -> Float[Tensor, "N C"]:
+    """Project the features on the fewest principal components that explain this share of their variance."""
     centred = features - features.mean(dim=0)
-    variances, axes = torch.linalg.eigh(centred.T @ centred)  # far less work than the SVD of all texts
+    variances, axes = torch.linalg.eigh(centred.T @ centred)  # far cheaper than the SVD of all texts
     variances, axes = variances.clamp_min(0).flip(0), axes.flip(1)
-    held = variances.cumsum(0) / variances.sum()
-    count = int((held < share).sum()) + 1
+    explained = variances.cumsum(0) / variances.sum()
+    count = int((explained < share).sum()) + 1
     return centred @ axes[:, :count]
 
 
@@ -113,11 +125,11 @@ def main_components(features: Float[Tensor, "N D"], *, share: float) -> Float[Te
 
 @dataclass(frozen=True)
 class EmbeddedTexts:
-    """The tokens of a batch of texts as a model embeds them."""
+    """The token embeddings of a batch of texts."""
 
     vectors: Float[Tensor, "B N D"]
-    present: Bool[Tensor, "B N"]  # not filling: may be matched
-    counted: Bool[Tensor, "B N"]  # present, and no special token: asks for a match
+    present: Bool[Tensor, "B N"]  # not padding: can be matched
+    counted: Bool[Tensor, "B N"]  # neither padding nor a special token: counts in the score
 
 
 class BertScore(NamedTuple):
@@ -126,20 +138,21 @@ class BertScore(NamedTuple):
     f1: Float[Tensor, "B"]
 
 
-def bert_score(reference: EmbeddedTexts, found: EmbeddedTexts) -> BertScore:
-    """How close every token's best match in the other text is, as a cosine (Zhang et al., 2020, arXiv:1904.09675).
+def bert_score(reference: EmbeddedTexts, candidate: EmbeddedTexts) -> BertScore:
+    """Return BERTScore: the mean cosine of each token to its best match in the other text.
 
-    Neither weighted by rarity nor rescaled. Where one text is empty, all is 0.
+    Zhang et al. (2020), arXiv:1904.09675, without idf weights and without rescaling. If either text of a pair is
+    empty, its scores are 0.
     """
-    cosine = _directions(found) @ _directions(reference).transpose(1, 2)
-    neither_empty = found.counted.any(dim=1) & reference.counted.any(dim=1)
-    precision = _mean_over(cosine.amax(dim=2), found.counted) * neither_empty
+    cosine = _unit_vectors(candidate) @ _unit_vectors(reference).transpose(1, 2)
+    neither_empty = candidate.counted.any(dim=1) & reference.counted.any(dim=1)
+    precision = _mean_over(cosine.amax(dim=2), candidate.counted) * neither_empty
     recall = _mean_over(cosine.amax(dim=1), reference.counted) * neither_empty
-    both = precision + recall
-    return BertScore(precision, recall, 2 * precision * recall / both.where(both != 0, 1))
+    total = precision + recall
+    return BertScore(precision, recall, 2 * precision * recall / total.where(total != 0, 1))
 
 
-def _directions(texts: EmbeddedTexts) -> Float[Tensor, "B N D"]:
+def _unit_vectors(texts: EmbeddedTexts) -> Float[Tensor, "B N D"]:
     return F.normalize(texts.vectors.float(), dim=-1) * texts.present[..., None]
 
 

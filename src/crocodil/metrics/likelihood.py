@@ -1,7 +1,7 @@
-"""How well a demasker knows held-out text: accuracy by mask probability, and a bound on its likelihood (Sec. 5).
+"""How well a demasker models held-out text: accuracy by mask probability, and a likelihood bound (Sec. 5).
 
-A demasker enters as a function that already holds its registers, if it has any. Given registers, the bound is one
-on log p(x | z): it says what they are worth, and does not compare with log p(x) as if z cost nothing.
+A demasker is a function here; its registers, if any, are already inside. With registers the bound is on
+log p(x | z). It shows what the registers are worth, but it cannot be compared with log p(x): z is not paid for.
 """
 
 import math
@@ -19,7 +19,7 @@ from crocodil.processes.reveal import highest
 from crocodil.seeding import Streams
 from crocodil.shapes import Positions, RowLogits, RowTokens, TokenIds
 
-Demask: TypeAlias = Callable[[TokenIds, Positions], RowLogits]  # noisy tokens, and where logits are wanted
+Demask: TypeAlias = Callable[[TokenIds, Positions], RowLogits]  # (noisy tokens, positions of the logits)
 
 
 # ---------------------------------------------------------------- accuracy at hidden positions
@@ -27,7 +27,7 @@ Demask: TypeAlias = Callable[[TokenIds, Positions], RowLogits]  # noisy tokens, 
 
 @dataclass(frozen=True)
 class Accuracy:
-    """What was found at hidden positions, as totals: the accuracies of several batches add up."""
+    """Totals over hidden positions: the accuracies of several batches add up."""
 
     num_hidden: int = 0
     total_nats: float = 0.0
@@ -42,17 +42,17 @@ class Accuracy:
 
     @property
     def cross_entropy(self) -> float:
-        """Nats a hidden token; NaN where nothing was hidden."""
+        """Nats per hidden token; NaN if no token was hidden."""
         return self.total_nats / self.num_hidden if self.num_hidden else math.nan
 
     @property
     def top1(self) -> float:
-        """How often the most probable token is the true one; NaN where nothing was hidden."""
+        """The share of hidden tokens whose most probable token is the true one; NaN if no token was hidden."""
         return self.num_right / self.num_hidden if self.num_hidden else math.nan
 
 
 def accuracy(row_logits: RowLogits, targets: RowTokens) -> Accuracy:
-    """Of these logits, for these tokens."""
+    """Return the accuracy of these logits for these targets."""
     nats = F.cross_entropy(row_logits.float(), targets, reduction="none")
     num_right = (row_logits.argmax(dim=1) == targets).sum()
     return Accuracy(len(targets), nats.double().sum().item(), int(num_right))
@@ -62,9 +62,9 @@ def accuracy(row_logits: RowLogits, targets: RowTokens) -> Accuracy:
 def demasking_accuracy(
     demask: Demask, tokens: TokenIds, mask_prob: float, *, mask_id: int, streams: Streams
 ) -> Accuracy:
-    """One point of the curves of cross-entropy and top-1 over the mask probability (Fig. 4).
+    """Return one point of the curves of cross-entropy and top-1 accuracy over the mask probability (Fig. 4).
 
-    Every mask probability masks in its own way, and always the same for the same streams.
+    The masks depend on the mask probability and on the streams only.
     """
     probs = torch.full((len(tokens),), mask_prob, device=tokens.device)
     noisy_tokens, hidden = mask_tokens(tokens, probs, mask_id=mask_id, streams=streams.at(f"{mask_prob}"))
@@ -84,14 +84,14 @@ def negative_elbo(
     given: Positions | None = None,
     num_draws: int = 128,
 ) -> Float[Tensor, "B"]:
-    """An upper bound on -log p(x_0) of every sequence in nats, estimated without bias from `num_draws` maskings.
+    """Return an upper bound on -log p(x_0) in nats per sequence, an unbiased estimate from `num_draws` maskings.
 
-    It is Eq. 5 over all times. Hiding exactly l of N tokens, with l uniform over 1..N and weight N / l, has the
-    same mean as hiding each with probability t and weight 1 / t, varies less, and needs no smallest t: so LLaDA
-    measures likelihoods (arXiv:2502.09992). The draws of a sequence spread evenly over l.
+    This is Eq. 5 over all times. Hiding exactly l of N tokens, with l uniform over 1..N and weight N / l, has the
+    same mean as hiding each token with probability t and weight 1 / t. It has less variance and needs no smallest
+    t; LLaDA measures likelihoods in this way (arXiv:2502.09992). The draws of a sequence are spread evenly over l.
 
-    What is `given`, the beginning token say, is never hidden, and the likelihood is that of the rest. The end
-    tokens that fill a canvas belong to the sequence: where a text ends is part of what must be known.
+    Tokens that are `given`, such as the BOS token, are never hidden; the likelihood is that of the other tokens.
+    The EOS tokens that fill a canvas belong to the sequence: the model must also know where a text ends.
     """
     may_hide = torch.ones_like(tokens, dtype=torch.bool) if given is None else ~given
     num_tokens = may_hide.sum(dim=1)
@@ -109,11 +109,6 @@ def negative_elbo(
     return total / num_draws
 
 
-def perplexity_bound(nats: float, num_tokens: int) -> float:
-    """The perplexity a token that this bound allows at most."""
-    return math.exp(nats / num_tokens)
-
-
 def bits_per_byte(nats: float, num_bytes: int) -> float:
-    """The bound as a code length of the text, whatever its tokenizer."""
+    """Return nats as bits per byte of text, which does not depend on the tokenizer."""
     return nats / math.log(2) / num_bytes

@@ -1,6 +1,6 @@
-"""What generated text looks like from outside: errors, diversity, repetition, whether it is Python.
+"""Statistics of texts that need no judge: character errors, diversity, repetition, whether a text parses.
 
-Samples are lists of tokens that end where the text ends: what fills a canvas after it would count as repetition.
+A sample is a list of tokens that ends where the text ends: the EOS tokens after it would count as repetition.
 """
 
 import ast
@@ -8,40 +8,34 @@ import math
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from itertools import chain
 from statistics import fmean
 from typing import TypeAlias
 
 Tokens: TypeAlias = Sequence[int]
 
 
-def character_error_rate(reference: str, found: str) -> float:
-    """CER: insertions, deletions and substitutions that turn `found` into `reference`, per reference character.
+def character_error_rate(reference: str, text: str) -> float:
+    """Return the CER: insertions, deletions and substitutions from `text` to `reference`, per reference character.
 
-    Strictly on all characters: white space is part of a program. An empty reference counts as one character.
+    All characters count: white space is part of a program. An empty reference counts as one character.
     """
     try:
         from rapidfuzz.distance import Levenshtein
     except ImportError as missing:
         raise ValueError("the character error rate needs rapidfuzz: pip install 'crocodil[eval]'") from missing
-    return Levenshtein.distance(found, reference) / max(len(reference), 1)
+    return Levenshtein.distance(text, reference) / max(len(reference), 1)
 
 
 # ---------------------------------------------------------------- diversity
 
 
 def token_entropy(samples: Sequence[Tokens]) -> float:
-    """Entropy of the tokens of a sample in nats, averaged over samples: low where samples repeat themselves."""
+    """Return the token entropy of a sample in nats, averaged over samples: low if samples repeat themselves."""
     return _mean(map(_entropy, samples))
 
 
-def pooled_token_entropy(samples: Sequence[Tokens]) -> float:
-    """Entropy in nats of the tokens of all samples together: low also where samples resemble each other."""
-    return _entropy(list(chain.from_iterable(samples)))
-
-
 def distinct_n(samples: Sequence[Tokens], n: int) -> float:
-    """Different n-grams per n-gram over all samples (Li et al., 2016, arXiv:1510.03055).
+    """Return the share of distinct n-grams among all n-grams of all samples (Li et al., 2016, arXiv:1510.03055).
 
     It falls with the number of tokens: compare at equal numbers only.
     """
@@ -50,12 +44,12 @@ def distinct_n(samples: Sequence[Tokens], n: int) -> float:
 
 
 def self_repetition(samples: Sequence[Tokens], n: int = 4) -> float:
-    """The share of a sample's n-grams that stood in it before, averaged over samples.
+    """Return the share of a sample's n-grams that occurred before in the sample, averaged over samples.
 
     This is seq-rep-n of Welleck et al. (2020, arXiv:1908.04319). Samples of fewer than n tokens do not count.
     """
-    grams = [_ngrams(sample, n) for sample in samples]
-    return _mean(1 - len(set(some)) / len(some) for some in grams if some)
+    grams_by_sample = [_ngrams(sample, n) for sample in samples]
+    return _mean(1 - len(set(grams)) / len(grams) for grams in grams_by_sample if grams)
 
 
 def _ngrams(tokens: Tokens, n: int) -> list[tuple[int, ...]]:
@@ -70,15 +64,15 @@ def _entropy(tokens: Tokens) -> float:
 
 
 def parses_as_python(text: str) -> bool:
-    """Whether a text is a Python program, by the grammar of the running version.
+    """Whether a text is a Python program, by the grammar of the running Python version.
 
-    A program has a statement: nothing at all, or comments alone, would otherwise be perfect samples.
+    A program has at least one statement: an empty text, or one of comments only, does not count.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # invalid escapes, `is` with a literal
         try:
             return bool(ast.parse(text).body)
-        except (SyntaxError, ValueError, RecursionError, MemoryError):  # NUL; nested too deep
+        except (SyntaxError, ValueError, RecursionError, MemoryError):  # NUL bytes, too deep nesting
             return False
 
 
@@ -87,5 +81,5 @@ def share_that_parses(texts: Sequence[str]) -> float:
 
 
 def _mean(values: Iterable[float]) -> float:
-    found = list(values)
-    return fmean(found) if found else math.nan
+    numbers = list(values)
+    return fmean(numbers) if numbers else math.nan

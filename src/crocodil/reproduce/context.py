@@ -1,8 +1,7 @@
-"""What every experiment is given: a model, held-out programs, a judge, and how much to do."""
+"""The context of an experiment: a model, held-out programs, the evaluator, the protocol and the store of rows."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
 
@@ -13,13 +12,13 @@ from torch import nn
 from crocodil.checkpoints.format import load_model
 from crocodil.corpus.order import Order
 from crocodil.corpus.shards import Corpus
+from crocodil.judges import Evaluator, Reference
 from crocodil.models.llada import LLaDA
 from crocodil.pipeline import Crocodil
 from crocodil.pipeline.engine import compile_blocks
 from crocodil.pipeline.folder import NETWORKS
 from crocodil.processes.masking import mask_tokens
-from crocodil.reproduce.judging import Court, Reference
-from crocodil.reproduce.protocol import Setting
+from crocodil.reproduce.protocol import Protocol
 from crocodil.reproduce.store import MODEL, Row, Store
 from crocodil.sampling.configs import Drawing
 from crocodil.sampling.cost import Cost
@@ -28,55 +27,58 @@ from crocodil.seeding import Streams
 from crocodil.shapes import RegisterBank, TokenIds
 from crocodil.text.tokenizer import Tokenizer
 
-WEIGHTS_LOOKED_AT = 64  # of each parameter, to tell models apart
-DRAWING = "drawing"  # the part of a model that is no network
-COPYING = ("demasker", "encoder")  # what the autoencoder uses, and all that decodes encoded registers
-PRIORS = ("encoder", "prior", "conditional", "condition_encoder", DRAWING)
-GENERATING = (*COPYING, *PRIORS[1:])
-HALF = 0.5  # App. E: how much of a text is hidden where the conditional prior is measured
+WEIGHTS_PER_TENSOR = 64  # hashed to tell models apart
+DRAWING = "drawing"  # the part of a model that is not a network: how registers are drawn
+AUTOENCODER_PARTS = ("demasker", "encoder")  # also used wherever encoded registers are decoded
+PRIOR_PARTS = ("encoder", "prior", "conditional", "condition_encoder", DRAWING)
+GENERATION_PARTS = (*AUTOENCODER_PARTS, *PRIOR_PARTS[1:])
+HALF = 0.5  # the mask probability at which the conditional prior is measured (App. E)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lab:
+class Context:
+    """What every experiment is given."""
+
     pipe: Crocodil
     corpus: Corpus
-    court: Court
-    setting: Setting
+    evaluator: Evaluator
+    protocol: Protocol
     store: Store
     seed: int = 0
-    variants: Mapping[str, Crocodil] = field(default_factory=dict)  # models of ablations, by name
-    training: Mapping[str, Row] = field(default_factory=dict)  # records of runs, where they are known
-    base: str = "of the model's own folder"  # where the base comes from, if there is one
+    variants: Mapping[str, Crocodil] = field(default_factory=dict)  # models for ablations, by name
+    training: Mapping[str, Row] = field(default_factory=dict)  # records of the training runs, if known
+    base: str = "of the model's own folder"  # where the base comes from, if there is one; kept in rows
+    _references: dict[str, Reference] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @classmethod
-    def around(
+    def for_model(
         cls,
         pipe: Crocodil,
         *,
         corpus: Corpus,
-        court: Court,
-        setting: Setting,
+        evaluator: Evaluator,
+        protocol: Protocol,
         results: Path,
         seed: int = 0,
         variants: Mapping[str, Crocodil] | None = None,
         training: Mapping[str, Row] | None = None,
         base: Path | None = None,
-    ) -> "Lab":
-        """At the model's usual length, with the variants that have it; rows say under which conditions."""
+    ) -> "Context":
+        """Return the context of a model at its current length, with the variants trained at that length."""
         length = pipe.settings.length
-        pipe = with_steps(pipe.at_length(length), setting)
+        pipe = with_steps(pipe.at_length(length), protocol)
         named = {
-            name: with_steps(variant.at_length(length), setting)
+            name: with_steps(variant.at_length(length), protocol)
             for name, variant in (variants or {}).items()
             if length in variant.settings.lengths
         }
         conditions = {
             MODEL: parts(pipe),
             "length": length,
-            "setting": setting.name,
+            "setting": protocol.name,  # the key under which committed rows hold it
             "seed": seed,
-            "judge": court.judge.name,
-            "embedder": None if court.embedder is None else court.embedder.name,
+            "judge": evaluator.judge.name,
+            "embedder": None if evaluator.embedder is None else evaluator.embedder.name,
             "corpus": corpus_fingerprint(corpus),
             "device": pipe.device.type,
             "dtype": str(next(pipe.demasker.parameters()).dtype).removeprefix("torch."),
@@ -85,8 +87,8 @@ class Lab:
         return cls(
             pipe=pipe,
             corpus=corpus,
-            court=court,
-            setting=setting,
+            evaluator=evaluator,
+            protocol=protocol,
             store=Store(results, conditions),
             seed=seed,
             variants=named,
@@ -101,23 +103,21 @@ class Lab:
     # ------------------------------------------------------------ held-out programs
 
     def texts(self, split: str, count: int) -> list[str]:
-        """Programs of a split, always the same ones, as many as there are at most."""
+        """Return up to `count` programs of a split, always the same ones."""
         return held_out(self.corpus, self.pipe.tokenizer, split, length=self.length, count=count)
 
-    @cached_property
-    def references(self) -> dict[str, Reference]:
-        """Real programs: of valid, where methods are chosen, and of test, where they are measured."""
-        return {split: self.court.reference(self.texts(split, self.setting.num_samples)) for split in SPLITS}
+    def reference(self, split: str) -> Reference:
+        """Return real programs as a reference: valid to choose a candidate, test to measure it."""
+        if split not in self._references:
+            self._references[split] = self.evaluator.reference(self.texts(split, self.protocol.num_samples))
+        return self._references[split]
 
     def streams(self, name: str, count: int, *, start: int = 0) -> Streams:
         return Streams.of(name, self.seed, samples=range(start, start + count), device=self.pipe.device)
 
 
-SPLITS = ("valid", "test")
-
-
 def held_out(corpus: Corpus, tokenizer: Tokenizer, split: str, *, length: int, count: int) -> list[str]:
-    """The programs of a split in an order of their own, as text."""
+    """Return the first `count` programs of a split as text, in a shuffled order that is always the same."""
     programs = corpus.programs(split, length=length)
     numbers = Order(len(programs), "reproduce").at(np.arange(min(count, len(programs))))
     return [tokenizer.decode(programs[int(number)].tolist()) for number in numbers]
@@ -126,21 +126,22 @@ def held_out(corpus: Corpus, tokenizer: Tokenizer, split: str, *, length: int, c
 # ---------------------------------------------------------------- registers
 
 
-def drawn(pipe: Crocodil, count: int, *, seed: int) -> Draw:
-    """From the prior, in batches, with the cost of each."""
+def draw_from_prior(pipe: Crocodil, count: int, *, seed: int) -> Draw:
+    """Draw registers from the prior, in batches, with the cost per program."""
     streams = Streams.of("registers", seed, samples=range(count), device=pipe.device)
-    draws = [pipe.draw(some) for some in _split(streams, pipe)]
+    draws = [pipe.draw(batch) for batch in _split(streams, pipe)]
     return Draw(torch.cat([draw.registers for draw in draws]), draws[0].cost)
 
 
-def drawn_given(pipe: Crocodil, tokens: TokenIds, *, seed: int, num_steps: int) -> RegisterBank:
-    """From the conditional prior, given what is not masked of each program."""
+def draw_from_conditional(pipe: Crocodil, tokens: TokenIds, *, seed: int, num_steps: int) -> RegisterBank:
+    """Draw registers from the conditional prior, given the unmasked tokens of each program."""
     streams = Streams.of("registers", seed, samples=range(len(tokens)), device=pipe.device)
     batches = zip(tokens.split(batch_size(pipe)), _split(streams, pipe), strict=True)
-    return torch.cat([pipe.draw_given(some, own, num_steps=num_steps).registers for some, own in batches])
+    return torch.cat([pipe.draw_given(given, batch, num_steps=num_steps).registers for given, batch in batches])
 
 
-def half_hidden(pipe: Crocodil, texts: Sequence[str], streams: Streams) -> TokenIds:
+def mask_half(pipe: Crocodil, texts: Sequence[str], streams: Streams) -> TokenIds:
+    """Return the tokens of the texts, each masked with probability 1/2."""
     tokens = pipe.tokens_of(texts, cut=True)
     mask_prob = torch.full((len(tokens),), HALF, device=tokens.device)
     return mask_tokens(tokens, mask_prob, mask_id=pipe.mask_id, streams=streams).noisy_tokens
@@ -158,32 +159,34 @@ def _split(streams: Streams, pipe: Crocodil) -> list[Streams]:
 
 
 def with_base(pipe: Crocodil, folder: Path | None) -> Crocodil:
-    """Against a base that was trained apart; of another shape, its calls would cost something else."""
+    """Return the model with a separate base, which must have the demasker's shape so that calls cost the same."""
     if folder is None:
         return pipe
     base = load_model(folder, dtype=next(pipe.demasker.parameters()).dtype, device=pipe.device)
     if not isinstance(base, LLaDA):
         raise ValueError(f"{folder} holds a {type(base).__name__}: a base is a LLaDA without registers")
     if base.config != pipe.demasker.config.backbone:
-        raise ValueError(f"the base in {folder} has another shape than the model's demasker: they do not compare")
+        raise ValueError(
+            f"the base in {folder} has another shape than the model's demasker: train one with its config"
+        )
     if pipe.compiled:
         compile_blocks([base])
     return replace(pipe, base=base.eval().requires_grad_(False))
 
 
-def with_steps(pipe: Crocodil, setting: Setting) -> Crocodil:
+def with_steps(pipe: Crocodil, protocol: Protocol) -> Crocodil:
     """Return the model with the protocol's changes to how registers are drawn."""
-    drawing = replace(pipe.settings.drawing, **setting.drawing)
+    drawing = replace(pipe.settings.drawing, **protocol.drawing)
     return replace(pipe, settings=replace(pipe.settings, drawing=drawing))
 
 
 def parts(pipe: Crocodil, uses: Collection[str] | None = None) -> Row:
-    """What tells models apart: all networks, None where there is none, and how registers are drawn."""
-    found = {
+    """Return what identifies a model: a fingerprint per network (None if absent), and how registers are drawn."""
+    all_parts = {
         **{name: fingerprint(getattr(pipe, name)) for name in NETWORKS},
         DRAWING: described(pipe.settings.drawing),
     }
-    return found if uses is None else {name: found[name] for name in uses}
+    return all_parts if uses is None else {name: all_parts[name] for name in uses}
 
 
 def described(drawing: Drawing) -> str:
@@ -193,18 +196,18 @@ def described(drawing: Drawing) -> str:
     return ", ".join(f"{name} {value}" for name, value in changed.items()) or "default"
 
 
-def of_base(pipe: Crocodil) -> tuple[str, ...]:
-    """The parts that plain masked diffusion uses: without a base of its own, the demasker with an empty prefix."""
+def parts_of_base(pipe: Crocodil) -> tuple[str, ...]:
+    """Return the parts that the base method uses: without a base network, the demasker with an empty prefix."""
     return ("base",) if pipe.base is not None else ("base", "demasker")
 
 
 def fingerprint(network: nn.Module | None) -> str | None:
-    """Tells networks apart by a few of all their weights: rows of another answer no question."""
+    """Return a hash of a few weights of each parameter. Rows of another network are not used."""
     if network is None:
         return None
     digest = blake2b(digest_size=6)
     for parameter in network.parameters():
-        digest.update(parameter.detach().flatten()[:WEIGHTS_LOOKED_AT].float().cpu().numpy().tobytes())
+        digest.update(parameter.detach().flatten()[:WEIGHTS_PER_TENSOR].float().cpu().numpy().tobytes())
     return digest.hexdigest()
 
 
@@ -212,6 +215,6 @@ def corpus_fingerprint(corpus: Corpus) -> str:
     return blake2b(repr(sorted(corpus.description["sha256"].items())).encode(), digest_size=6).hexdigest()
 
 
-def price(pipe: Crocodil, cost: Cost, *, num_registers: int) -> tuple[float, float]:
-    """The paper's NFE and the FLOP-weighted one, of calls that no generation counts."""
+def nfe_and_flop_nfe(pipe: Crocodil, cost: Cost, *, num_registers: int) -> tuple[float, float]:
+    """Return the paper's NFE and the FLOP-weighted NFE of a cost that is not part of a generation."""
     return pipe.nfe(cost), pipe.flop_nfe(cost, length=pipe.settings.length, num_registers=num_registers)

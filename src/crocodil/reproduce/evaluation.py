@@ -1,4 +1,4 @@
-"""One setting of one model, or texts that any other model wrote, judged as everything else here is."""
+"""What `crocodil evaluate` does: evaluate one model with one setting, or texts from any other model."""
 
 import json
 from collections.abc import Sequence
@@ -7,21 +7,20 @@ from pathlib import Path
 from typing import Any
 
 from crocodil.corpus.shards import Corpus
-from crocodil.judges import cut_alike
+from crocodil.judges import Evaluator, cut_to_length
 from crocodil.pipeline import Crocodil, Method
-from crocodil.reproduce.context import Lab, held_out
-from crocodil.reproduce.judging import Court
+from crocodil.reproduce.context import Context, held_out
 from crocodil.reproduce.protocol import FULL
 from crocodil.reproduce.store import Row, commit
-from crocodil.reproduce.sweep import decoding_row, measured, method_of
+from crocodil.reproduce.sweep import decoding_row, generate_with, quality_and_cost
 
-FEWEST_FOR_MAUVE = 200  # texts on each side: with fewer, MAUVE is near 1 for texts that have little in common
+MIN_TEXTS_FOR_MAUVE = 200  # on each side: with fewer, MAUVE is near 1 even for texts that have little in common
 
 
 def evaluate_model(
     pipe: Crocodil,
     corpus: Corpus,
-    court: Court,
+    evaluator: Evaluator,
     *,
     method: Method,
     calls: int | None = None,
@@ -31,66 +30,70 @@ def evaluate_model(
     split: str,
     seed: int,
 ) -> Row:
-    """Generate as `pipe.generate` does, and judge against a split: None is what the model's own settings say."""
-    setting = replace(FULL, name="evaluate", num_samples=count, num_swept=count)
-    lab = Lab.around(pipe, corpus=corpus, court=court, setting=setting, results=Path(), seed=seed)
-    asked: dict[str, Any] = {"calls": calls, "temperature": temperature, "rule": rule}
-    decoding = replace(
-        lab.pipe.decoding_for(method), **{name: value for name, value in asked.items() if value is not None}
+    """Generate as `pipe.generate` does, and evaluate against a split. None stands for the model's settings."""
+    protocol = replace(FULL, name="evaluate", num_samples=count, num_swept=count)
+    context = Context.for_model(
+        pipe, corpus=corpus, evaluator=evaluator, protocol=protocol, results=Path(), seed=seed
     )
-    made = method_of(lab.pipe, method)(count, seed=seed, decoding=decoding)
+    options: dict[str, Any] = {"calls": calls, "temperature": temperature, "rule": rule}
+    changes = {name: value for name, value in options.items() if value is not None}
+    decoding = replace(context.pipe.decoding_for(method), **changes)
+    made = generate_with(context.pipe, method)(count, seed=seed, decoding=decoding)
+    reference, other_real = context.reference(split), context.texts(split, 2 * count)[count:]
     return {
         "method": str(method),
-        "calls": decoding.plan(lab.length).num_calls,
+        "calls": decoding.plan(context.length).num_calls,
         **decoding_row(decoding),
         "split": split,
-        **measured(lab, made, split),
-        "num_real": len(lab.references[split]),
-        **lab.store.conditions,
+        **quality_and_cost(context, made, split),
+        "real": evaluator.evaluate_real(reference, other_real),
+        "num_real": len(reference),
+        **context.store.conditions,
         "commit": commit(),
     }
 
 
-def evaluate_texts(
-    texts: Sequence[str], corpus: Corpus, court: Court, *, length: int, split: str, count: int
-) -> Row:
-    """As many real programs as there are texts, at most `count`, stand beside them; both are cut alike."""
-    real = held_out(corpus, court.tokenizer, split, length=length, count=min(count, len(texts)))
-    read, real = (cut_alike(some, court.tokenizer, length=length) for some in (texts, real))
+def evaluate_texts(texts: Sequence[str], corpus: Corpus, evaluator: Evaluator, *, length: int, split: str) -> Row:
+    """Evaluate texts against as many real programs of a split; both are cut to the same length in tokens."""
+    count = len(texts)
+    real = held_out(corpus, evaluator.tokenizer, split, length=length, count=2 * count)
+    cut, real = (cut_to_length(some, evaluator.tokenizer, length=length) for some in (texts, real))
+    reference = evaluator.reference(real[:count])
     return {
-        **court.judged(read, court.reference(real)),
-        "num_samples": len(texts),
-        "num_cut": sum(one != other for one, other in zip(texts, read, strict=True)),
-        "num_real": len(real),
+        **evaluator.evaluate(cut, reference),
+        "real": evaluator.evaluate_real(reference, real[count:]),
+        "num_samples": count,
+        "num_cut": sum(before != after for before, after in zip(texts, cut, strict=True)),
+        "num_real": len(reference),
         "length": length,
-        "judge": court.judge.name,
+        "judge": evaluator.judge.name,
         "split": split,
         "commit": commit(),
     }
 
 
 def why_no_mauve(row: Row) -> str | None:
-    """A line for whoever asked, where MAUVE was left out."""
+    """Return the reason why a row has no MAUVE, or None if it has one."""
     if row["mauve"] is not None:
         return None
     return (
-        f"MAUVE was left out: there are {row['num_samples']} texts and {row['num_real']} real programs, and with "
-        f"fewer than {FEWEST_FOR_MAUVE} on each side it is worth nothing (--count, or more rows in --samples)"
+        f"MAUVE was left out: there are {row['num_samples']} texts and {row['num_real']} real programs, and it "
+        f"needs at least {MIN_TEXTS_FOR_MAUVE} on each side (raise --count, or give more rows in --samples)"
     )
 
 
 def read_texts(file: Path) -> list[str]:
-    """The `text` of every row, as `crocodil generate --format jsonl` writes them."""
+    """Return the `text` of every row, as `crocodil generate --format jsonl` writes them."""
     if not file.is_file():
         raise ValueError(f"{file} does not exist")
     texts = []
-    for place, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
+    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
         try:
             text = json.loads(line)["text"]
-            text.encode()  # a string, and one that is text
+            text.encode()  # fails for other types, and for strings that are not valid Unicode
             texts.append(text)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            raise ValueError(f'line {place} of {file} is no row with a text: {{"text": "..."}}') from None
+            raise ValueError(f'line {number} of {file} is not a row with a text: {{"text": "..."}}') from None
     if len(texts) < 2:
-        raise ValueError(f"{file} holds {len(texts)} texts: what is judged are sets of at least two")
+        raise ValueError(f"{file} holds {len(texts)} texts: an evaluation needs at least two")
     return texts

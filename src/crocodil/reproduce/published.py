@@ -1,6 +1,6 @@
-"""The paper's numbers, verbatim: LLaDA-8B and Qwen3-Embedding-0.6B on StarCoder's Python, 8 registers generated.
+"""The paper's numbers, verbatim: LLaDA-8B and Qwen3-Embedding-0.6B on StarCoder's Python, 8 generated registers.
 
-Figures whose numbers the text does not state are here as the claims that it makes about them.
+Where the paper prints a figure without numbers, the claims in its text are here instead.
 """
 
 from typing import NamedTuple
@@ -13,7 +13,7 @@ class AutoencoderRow(NamedTuple):
 
     @property
     def is_odd(self) -> bool:
-        """More errors than characters beside a high similarity: kept, and marked (decision D13)."""
+        """Whether there are more errors than characters; we keep and mark these rows (decision D13)."""
         return self.cer > 1
 
 
@@ -77,18 +77,18 @@ class GenerationPoint(NamedTuple):
     gen_ppl: float
 
 
-# Sec. 5: (length, method, demasker calls); NFE 40 is 32 calls with 6.4 for the prior and 1.6 for the refresh.
+# Sec. 5: (length, method, demasker calls); NFE 40 is 32 calls, plus 6.4 for the prior and 1.6 for the refresh.
 GENERATION = {
     (512, "base", 512): GenerationPoint(512, 0.62, 19.4),
     (512, "conwithindisc", 32): GenerationPoint(40, 0.6, 14.3),
     (1024, "base", 1024): GenerationPoint(1024, 0.76, 23.5),
     (1024, "conwithindisc", 64): GenerationPoint(72, 0.8, 12.5),
 }
-LENGTHS = (256, 512, 1024)  # of generation: App. G, Sec. 5
+LENGTHS = (256, 512, 1024)  # of generation: Sec. 5, App. G
 SPEEDUP = {256: 6, 512: 13, 1024: 14}  # of ConWithinDisc, in the paper's NFE
 
 
-# App. E, PRDC over 128 registers and 5,000 samples: mean and spread; the spread of the conditional is not stated.
+# App. E, PRDC over 128 registers and 5,000 samples: mean and spread; that of the conditional prior is not stated.
 PRDC: dict[str, dict[str, tuple[float, float | None]]] = {
     "unconditional": {
         "precision": (0.956, 0.010),

@@ -1,4 +1,4 @@
-"""Results as rows of JSON, a file an experiment: each row is computed once, whatever stops the process."""
+"""Results as rows of JSON, one file per experiment. A row is computed once, even if the process is stopped."""
 
 import json
 import math
@@ -15,64 +15,65 @@ from crocodil.runtime.progress import progress
 
 Row: TypeAlias = dict[str, Any]
 CONDITIONS_FILE = "conditions.json"
-LONGEST_NOTE = 6  # fields of a key that a progress bar shows
-MODEL = "model"  # the condition that has parts
+MAX_NOTE_FIELDS = 6  # a progress bar shows shorter keys only
+MODEL = "model"  # the condition that is a dictionary of parts
 
 
 class Job(NamedTuple):
-    """A row that is wanted: what it is about, how it is found, and how long that takes beside others."""
+    """A row to compute."""
 
-    key: Row
+    key: Row  # what the row is about
     compute: Callable[[], Row]
-    work: int = 1
+    work: int = 1  # relative to other jobs, for the progress bar
     uses: Collection[str] | None = None  # the parts of the model that it depends on; None: all
-    chosen: Row | None = None  # how it is computed: where a row was computed otherwise, this one takes its place
+    chosen: Row | None = None  # the candidate it uses: a row computed with another candidate is replaced
 
 
 def note_of(key: Row) -> str:
-    """What a row is about, for a person; the long key of a whole model says nothing at a glance."""
-    return ", ".join(map(str, key.values())) if len(key) <= LONGEST_NOTE else ""
+    """Return a key as a note for the progress bar; the long key of a whole model would not be readable."""
+    return ", ".join(map(str, key.values())) if len(key) <= MAX_NOTE_FIELDS else ""
 
 
 @dataclass(frozen=True)
 class Store:
-    """DIRECTORY/NAME.jsonl. `conditions` (model, setting, seed, judge ...) stand in every row.
+    """The files DIRECTORY/NAME.jsonl. Every row holds the `conditions`: model, setting, seed, judge and so on.
 
-    A row that was computed under other conditions stays in its file, and answers no question. Of the model it
-    names the parts that were used: the rows of a base, or of an autoencoder, outlive a prior that is trained anew.
+    A row computed under other conditions stays in its file and is not used. A row names only the parts of the
+    model that it depends on: the rows of the base or the autoencoder stay valid when a new prior is trained.
     """
 
     directory: Path
     conditions: Row
 
     def rows(self, name: str) -> list[Row]:
-        wanted = _plain(self.conditions)
-        parts = wanted.pop(MODEL, {})
+        """Return the rows of an experiment that were computed under these conditions."""
+        conditions = _as_json(self.conditions)
+        parts = conditions.pop(MODEL, {})
         return [
             row
             for row in read_rows(self._file(name))
-            if _holds(row, wanted) and row.get(MODEL, {}).items() <= parts.items()
+            if _matches(row, conditions) and row.get(MODEL, {}).items() <= parts.items()
         ]
 
     def compute(self, name: str, jobs: Sequence[Job]) -> list[Row]:
-        """The rows of all jobs, in their order; those that are in the file already are not computed again."""
-        known, found = self.rows(name), []
+        """Return the rows of all jobs, in order; compute those that are not in the file yet."""
+        known, rows = self.rows(name), []
         with progress(name, sum(job.work for job in jobs), unit="steps", shown=bool(jobs)) as advance:
             for job in jobs:
                 conditions = self._conditions_of(job)
-                key = _plain({**job.key, **conditions})
-                row = next((row for row in known if _holds(row, key)), None)
-                if row is not None and not _holds(row, job.chosen or {}):
+                key = _as_json({**job.key, **conditions})
+                row = next((row for row in known if _matches(row, key)), None)
+                if row is not None and not _matches(row, job.chosen or {}):
                     self._remove(name, row)
                     row = None
                 if row is None:
                     measured = {**job.key, **job.compute()}
-                    assert not set(measured) & set(conditions), "a measure has the name of a condition"
-                    row = _plain({**measured, **conditions, "commit": commit()})
+                    assert not set(measured) & set(conditions), "a measured value has the name of a condition"
+                    row = _as_json({**measured, **conditions, "commit": commit()})
                     self._append(name, row)
-                found.append(row)
+                rows.append(row)
                 advance(job.work, note=note_of(job.key))
-        return found
+        return rows
 
     def _conditions_of(self, job: Job) -> Row:
         if job.uses is None:
@@ -95,18 +96,19 @@ class Store:
 
 
 def write_conditions(directory: Path, conditions: Sequence[Row]) -> None:
-    """Of every model of a run, so that its report can be drawn again from the files alone."""
+    """Write the conditions of every model of a run: the report can then be made from the files alone."""
     directory.mkdir(parents=True, exist_ok=True)
     with whole_file(directory / CONDITIONS_FILE) as unfinished:
-        unfinished.write_text(json.dumps(_plain(list(conditions)), indent=2) + "\n")
+        unfinished.write_text(json.dumps(_as_json(list(conditions)), indent=2) + "\n")
 
 
 def read_stores(directory: Path) -> list[Store]:
+    """Return one store per model of the run that wrote this directory."""
     file = directory / CONDITIONS_FILE
     if not file.is_file():
         raise ValueError(f"{directory} holds no results: {CONDITIONS_FILE} is missing")
     conditions = read_as(list[dict[str, Any]], _read_json(file), file)
-    return [Store(directory, one) for one in conditions]
+    return [Store(directory, of_model) for of_model in conditions]
 
 
 def _read_json(file: Path) -> Any:
@@ -117,11 +119,11 @@ def _read_json(file: Path) -> Any:
 
 
 def read_rows(file: Path) -> list[Row]:
-    """Whole rows; what a killed process left of one is passed over."""
+    """Return all complete rows; an incomplete last line, left by a killed process, is skipped."""
     if not file.exists():
         return []
     if not file.is_file():
-        raise ValueError(f"{file} is no plain file")
+        raise ValueError(f"{file} is not a regular file")
     return list(_parsed(file.read_text(encoding="utf-8").splitlines(), file))
 
 
@@ -134,7 +136,7 @@ def _parsed(lines: Sequence[str], file: Path) -> Iterator[Row]:
             if number == len(lines):
                 return
         if not isinstance(row, dict):
-            raise ValueError(f"{file} is damaged: line {number} is no row, {line[:60]!r}")
+            raise ValueError(f"{file} is damaged: line {number} is not a row: {line[:60]!r}")
         yield row
 
 
@@ -144,16 +146,16 @@ def write_rows(file: Path, rows: Sequence[Row]) -> None:
 
 
 def select(rows: Sequence[Row], **key: Any) -> list[Row]:
-    """The rows that say this."""
-    return [row for row in rows if _holds(row, _plain(key))]
+    """Return the rows with these values."""
+    return [row for row in rows if _matches(row, _as_json(key))]
 
 
 def distinct(rows: Sequence[Row], name: str) -> list[Any]:
-    """The different values of a column, in their order."""
+    """Return the distinct values of a column, in order of appearance."""
     return list(dict.fromkeys(row[name] for row in rows))
 
 
-def _holds(row: Row, key: Mapping[str, Any]) -> bool:
+def _matches(row: Row, key: Mapping[str, Any]) -> bool:
     return all(name in row and row[name] == value for name, value in key.items())
 
 
@@ -161,20 +163,20 @@ def _line(row: Row) -> str:
     return json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def _plain(value: Any) -> Any:
-    """As JSON gives it back; what is not a number is null."""
+def _as_json(value: Any) -> Any:
+    """Return the value as JSON reads it back; NaN and infinity become None."""
     if isinstance(value, dict):
-        return {str(name): _plain(inner) for name, inner in value.items()}
+        return {str(name): _as_json(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(inner) for inner in value]
+        return [_as_json(inner) for inner in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
 
 
 def commit() -> str:
-    """Of the code that computed a row; the version where it was installed without its history."""
-    asked = subprocess.run(
+    """Return the commit of this code, or the version where it is installed without its git history."""
+    described = subprocess.run(
         ["git", "describe", "--always", "--dirty"], cwd=Path(__file__).parent, capture_output=True, text=True
     )
-    return asked.stdout.strip() or crocodil.__version__
+    return described.stdout.strip() or crocodil.__version__

@@ -1,9 +1,10 @@
-"""Fair contests between samplers, the rules of which are code.
+"""A fair comparison of samplers: every sampler gets the same sweep.
 
-Every contestant is swept over the same candidates on the validation split, at the same few numbers of calls; what
-was best at the nearest of them runs once on the test split, with other seeds. For many calls the best of the sweep
-meet in a final, since what is best with some calls may be bad with more. What differs from a contestant in one
-thing alone, in its registers say, takes its choices. Quality never stands without diversity and cost.
+Each sampler is swept over the same candidates on the validation split, at the same few numbers of calls. The best
+candidate at the nearest swept number of calls then runs once on the test split, with other seeds. For many calls
+the top candidates are ranked again in a final, because the best candidate for few calls may be bad for many. A
+sampler that differs from another in one thing only, such as its registers, uses the other's candidate. Every row
+holds quality, diversity and cost.
 """
 
 import math
@@ -13,72 +14,78 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from crocodil.pipeline import Crocodil, Generation, Method
-from crocodil.reproduce.context import GENERATING, Lab, of_base
+from crocodil.reproduce.context import GENERATION_PARTS, Context, parts_of_base
 from crocodil.reproduce.store import Job, Row, select
 from crocodil.sampling.configs import Decoding
 
-TIE = 0.05  # of MAUVE: what the few samples of a sweep cannot tell apart
-CRITERION = f"the highest MAUVE on valid; of those within its spread, or {TIE}, the lowest Gen-PPL"
-NUM_SHOWN = 2  # texts of a row, as App. G shows
-SWEEP = "sweep"  # the file of everything that was swept
-CHOSEN = ("temperature", "rule")  # columns of a row that say what was chosen
+TIE = 0.05  # of MAUVE: smaller differences are noise at the sample size of a sweep
+CRITERION = f"the highest MAUVE on valid; of those within its spread, or {TIE}, the lowest Gen-PPL"  # kept in rows
+NUM_SHOWN = 2  # texts kept in a row, as in App. G
+SWEEP = "sweep"  # the file of the sweep's rows
+CHOSEN = ("temperature", "rule")  # columns that hold the chosen candidate: fields of `Decoding`
 
 
-class Contestant(NamedTuple):
-    """Something that writes programs."""
+class Sampler(NamedTuple):
+    """A way to generate programs."""
 
     key: Row  # its name in rows
     generate: Callable[..., Generation]  # (count, *, seed, decoding)
     uses: Collection[str]  # parts of the model
-    like: "Contestant | None" = None  # whose choices it takes; None: it has a sweep of its own
+    tuned_as: "Sampler | None" = None  # use the candidate chosen for this sampler; None: a sweep of its own
 
 
-def plain(pipe: Crocodil, method: Method) -> Contestant:
-    """A method of the paper as it is."""
-    return Contestant({"method": str(method)}, method_of(pipe, method), used_by(pipe, method))
+def sampler_of(pipe: Crocodil, method: Method) -> Sampler:
+    """Return one of the paper's methods, unchanged."""
+    return Sampler({"method": str(method)}, generate_with(pipe, method), parts_used_by(pipe, method))
 
 
-def used_by(pipe: Crocodil, method: Method) -> Collection[str]:
-    return of_base(pipe) if method == Method.BASE else GENERATING
+def parts_used_by(pipe: Crocodil, method: Method) -> Collection[str]:
+    return parts_of_base(pipe) if method == Method.BASE else GENERATION_PARTS
 
 
-def method_of(pipe: Crocodil, method: Method, **options: Any) -> Callable[..., Generation]:
+def generate_with(pipe: Crocodil, method: Method, **options: Any) -> Callable[..., Generation]:
+    """Return `pipe.generate` for this method, without a progress bar."""
     return partial(pipe.generate, method=method, show_progress=False, **options)
 
 
-def contest(lab: Lab, name: str, entries: Sequence[tuple[Contestant, int]]) -> list[Row]:
-    """Choose on valid, measure once on test: each contestant at each of its numbers of calls."""
-    sources = [(one.like or one, lab.setting.swept_for(calls, lab.length)) for one, calls in entries]
-    swept = sweep(lab, sources)
+def choose_and_measure(context: Context, name: str, entries: Sequence[tuple[Sampler, int]]) -> list[Row]:
+    """Choose a candidate on valid for each sampler and number of calls, then measure it once on test."""
+    sources = [
+        (sampler.tuned_as or sampler, context.protocol.swept_for(calls, context.length))
+        for sampler, calls in entries
+    ]
+    swept = sweep(context, sources)
     jobs = []
-    for (contestant, calls), (source, at) in zip(entries, sources, strict=True):
-        one = candidate_of(best(select(swept, **source.key, calls=at)))
+    for (sampler, calls), (source, swept_at) in zip(entries, sources, strict=True):
+        candidate = candidate_of(best(select(swept, **source.key, calls=swept_at)))
         jobs.append(
             Job(
-                {**contestant.key, "calls": calls},
-                partial(run, lab, contestant, calls, one, split="test", swept_at=at),
+                {**sampler.key, "calls": calls},
+                partial(measure, context, sampler, calls, candidate, split="test", swept_at=swept_at),
                 work=calls,
-                uses=contestant.uses,
-                chosen=one,
+                uses=sampler.uses,
+                chosen=candidate,
             )
         )
-    return lab.store.compute(name, jobs)
+    return context.store.compute(name, jobs)
 
 
-def sweep(lab: Lab, sources: Sequence[tuple[Contestant, int]]) -> list[Row]:
-    """All candidates of every source at its number of calls; in a final, the best of the last sweep."""
-    setting = lab.setting
-    at_last = [(source, min(at, setting.swept_calls[-1])) for source, at in sources]
-    swept = lab.store.compute(SWEEP, _jobs(lab, [(*entry, setting.candidates()) for entry in at_last]))
+def sweep(context: Context, sources: Sequence[tuple[Sampler, int]]) -> list[Row]:
+    """Measure all candidates of each sampler at its number of calls; in a final, only the top candidates."""
+    protocol = context.protocol
+    last_sweeps = [(source, min(swept_at, protocol.swept_calls[-1])) for source, swept_at in sources]
+    jobs = _sweep_jobs(context, [(source, last, protocol.candidates()) for source, last in last_sweeps])
+    swept = context.store.compute(SWEEP, jobs)
     finals = [
-        (source, at, finalists(select(swept, **source.key, calls=last), setting.num_finalists))
-        for (source, at), (_, last) in zip(sources, at_last, strict=True)
-        if at > last
+        (source, swept_at, finalists(select(swept, **source.key, calls=last), protocol.num_finalists))
+        for (source, swept_at), (_, last) in zip(sources, last_sweeps, strict=True)
+        if swept_at > last
     ]
-    return [*swept, *lab.store.compute(SWEEP, _jobs(lab, finals))]
+    return [*swept, *context.store.compute(SWEEP, _sweep_jobs(context, finals))]
 
 
 def finalists(swept: Sequence[Row], count: int) -> list[Row]:
+    """Return the `count` candidates with the highest MAUVE."""
     ranked = sorted(swept, key=lambda row: row["mauve"], reverse=True)
     return [candidate_of(row) for row in ranked[:count]]
 
@@ -88,41 +95,47 @@ def candidate_of(row: Row) -> Row:
     return {name: row[name] for name in CHOSEN}
 
 
-def _jobs(lab: Lab, entries: Sequence[tuple[Contestant, int, list[Row]]]) -> list[Job]:
-    """Each source once at each number of calls."""
-    distinct = {(str(source.key), at): (source, candidates) for source, at, candidates in entries}
+def _sweep_jobs(context: Context, entries: Sequence[tuple[Sampler, int, list[Row]]]) -> list[Job]:
+    """Return one job per sampler, number of calls and candidate, without repetitions."""
+    distinct = {(str(source.key), swept_at): (source, candidates) for source, swept_at, candidates in entries}
     return [
         Job(
-            {**source.key, "calls": at, **one},
-            partial(run, lab, source, at, one, split="valid", swept_at=at),
-            work=at,
+            {**source.key, "calls": swept_at, **candidate},
+            partial(measure, context, source, swept_at, candidate, split="valid", swept_at=swept_at),
+            work=swept_at,
             uses=source.uses,
         )
-        for (_, at), (source, candidates) in distinct.items()
-        for one in candidates
+        for (_, swept_at), (source, candidates) in distinct.items()
+        for candidate in candidates
     ]
 
 
 def best(swept: Sequence[Row]) -> Row:
-    """CRITERION."""
+    """Return the row with the lowest Gen-PPL among those whose MAUVE is as good as the highest (CRITERION)."""
     top = max(swept, key=lambda row: row["mauve"])
     close = [row for row in swept if row["mauve"] >= top["mauve"] - max(top["mauve_spread"], TIE)]
     return min(close, key=lambda row: math.inf if row["gen_ppl"] is None else row["gen_ppl"])
 
 
-def run(
-    lab: Lab, contestant: Contestant, calls: int, candidate: Row, *, split: str, swept_at: int | None = None
+def measure(
+    context: Context,
+    sampler: Sampler,
+    calls: int,
+    candidate: Row,
+    *,
+    split: str,
+    swept_at: int | None = None,
 ) -> Row:
-    """One setting of one contestant, judged against one split."""
+    """Generate with one candidate and evaluate against one split."""
     is_test = split == "test"
-    count = lab.setting.num_samples if is_test else lab.setting.num_swept
-    decoding = replace(decoding_of(lab.pipe, contestant.key.get("method")), calls=calls, **candidate)
-    made = contestant.generate(count, seed=lab.seed + is_test, decoding=decoding)
+    count = context.protocol.num_samples if is_test else context.protocol.num_swept
+    decoding = replace(decoding_of(context.pipe, sampler.key.get("method")), calls=calls, **candidate)
+    made = sampler.generate(count, seed=context.seed + is_test, decoding=decoding)
     return {
         **decoding_row(decoding),
         "split": split,
         "swept_at": swept_at,  # the number of calls at which the candidate was chosen
-        **measured(lab, made, split),
+        **quality_and_cost(context, made, split),
         **({"texts": made.texts[:NUM_SHOWN], "criterion": CRITERION} if is_test else {}),
     }
 
@@ -133,7 +146,7 @@ def decoding_of(pipe: Crocodil, method: str | None) -> Decoding:
 
 
 def own_candidate(pipe: Crocodil, method: Method) -> Row:
-    """Return what `pipe.generate` uses by default."""
+    """Return the candidate that `pipe.generate` uses by default."""
     return candidate_of(decoding_row(pipe.decoding_for(method)))
 
 
@@ -142,10 +155,10 @@ def decoding_row(decoding: Decoding) -> Row:
     return {name: value for name, value in asdict(decoding).items() if name != "calls"}
 
 
-def measured(lab: Lab, made: Generation, split: str) -> Row:
-    """Quality, diversity beside it, and all three costs, of a program on average."""
+def quality_and_cost(context: Context, made: Generation, split: str) -> Row:
+    """Return all numbers of the evaluator, and the three costs per program."""
     return {
-        **lab.court.judged(made.texts, lab.references[split]),
+        **context.evaluator.evaluate(made.texts, context.reference(split)),
         "nfe": made.nfe,
         "flop_nfe": made.flop_nfe,
         "seconds": made.seconds / len(made.texts),

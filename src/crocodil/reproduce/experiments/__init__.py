@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 
-from crocodil.reproduce.context import Lab
+from crocodil.reproduce.context import Context
 from crocodil.reproduce.experiments import (
     ablations,
     autoencoder,
@@ -21,7 +21,7 @@ from crocodil.reproduce.store import Row, Store, read_stores, write_conditions
 from crocodil.reproduce.sweep import SWEEP
 
 # In the order of the paper. Every name is also the name of a file of rows; the sweep has a file of its own.
-EXPERIMENTS: Mapping[str, Callable[[Lab], list[Row]]] = {
+EXPERIMENTS: Mapping[str, Callable[[Context], list[Row]]] = {
     "model": training_compute.compute,
     "reference": generation.compute_reference,
     "demasker": demasker_curves.compute_curves,
@@ -45,23 +45,23 @@ NAMES = (*EXPERIMENTS, TWO_SENTENCES)
 
 
 def compute_all(
-    labs: Sequence[Lab], wanted: Sequence[str], *, say: Callable[[str], object] = lambda line: None
+    contexts: Sequence[Context], wanted: Sequence[str], *, say: Callable[[str], object] = lambda line: None
 ) -> dict[str, list[Row]]:
     """Return the rows of the wanted experiments for all models; rows that are in the files are not recomputed."""
     if unknown := [name for name in wanted if name not in NAMES]:
         raise ValueError(f"there is no experiment {unknown[0]!r}: choose all, or some of {', '.join(NAMES)}")
-    if len({lab.length for lab in labs}) < len(labs):
+    if len({context.length for context in contexts}) < len(contexts):
         raise ValueError("two models have the same length: results are stored by length, give only one of them")
-    write_conditions(labs[0].store.directory, [lab.store.conditions for lab in labs])
+    write_conditions(contexts[0].store.directory, [context.store.conditions for context in contexts])
     names = [name for name in EXPERIMENTS if name in wanted or name in ALWAYS]
     results: dict[str, list[Row]] = {name: [] for name in names}
-    for number, (name, lab) in enumerate(product(names, labs), start=1):
-        say(f"{number}/{len(names) * len(labs)} {name}, length {lab.length}")
-        results[name] += EXPERIMENTS[name](lab)
+    for number, (name, context) in enumerate(product(names, contexts), start=1):
+        say(f"{number}/{len(names) * len(contexts)} {name}, length {context.length}")
+        results[name] += EXPERIMENTS[name](context)
     if TWO_SENTENCES in wanted:
-        store = Store(labs[0].store.directory, {})
-        results[TWO_SENTENCES] = two_sentences.compute(store, labs[0].setting.two_sentences_steps)
-    results[SWEEP] = [row for lab in labs for row in lab.store.rows(SWEEP)]
+        store = Store(contexts[0].store.directory, {})
+        results[TWO_SENTENCES] = two_sentences.compute(store, contexts[0].protocol.two_sentences_steps)
+    results[SWEEP] = [row for context in contexts for row in context.store.rows(SWEEP)]
     return results
 
 

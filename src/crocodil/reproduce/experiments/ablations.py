@@ -8,14 +8,21 @@ from crocodil.pipeline import Crocodil, Generation, Method
 from crocodil.presets.runs import ABLATIONS
 from crocodil.processes.registers import block_ends
 from crocodil.reproduce import published
-from crocodil.reproduce.context import COPYING, GENERATING, Lab, drawn, parts, price
+from crocodil.reproduce.context import (
+    AUTOENCODER_PARTS,
+    GENERATION_PARTS,
+    Context,
+    draw_from_prior,
+    nfe_and_flop_nfe,
+    parts,
+)
 from crocodil.reproduce.document import Block, Picture, Section, Table, Text, number, percent
 from crocodil.reproduce.experiments.autoencoder import autoencoder_row
 from crocodil.reproduce.experiments.demasker_curves import missing_model
 from crocodil.reproduce.experiments.generation import methods
 from crocodil.reproduce.experiments.quality import quality_panels, quality_table
 from crocodil.reproduce.store import Job, Row, distinct, select
-from crocodil.reproduce.sweep import Contestant, contest, method_of, plain
+from crocodil.reproduce.sweep import Sampler, choose_and_measure, generate_with, sampler_of
 from crocodil.sampling.configs import Decoding
 
 REGISTER_COUNT_TITLE = "Number of registers (App. G i)"
@@ -26,102 +33,104 @@ MAIN = "the model itself"
 NUMBER_OF_REGISTERS = "registers "  # a variant "registers 16" has a prior with 16 registers
 
 
-def at_all_calls(lab: Lab, contestants: Sequence[Contestant]) -> list[tuple[Contestant, int]]:
-    return [(one, calls) for one in contestants for calls in lab.setting.calls_of_ablations(lab.length)]
+def at_all_calls(context: Context, samplers: Sequence[Sampler]) -> list[tuple[Sampler, int]]:
+    return [(one, calls) for one in samplers for calls in context.protocol.ablation_calls_for(context.length)]
 
 
 # ---------------------------------------------------------------- App. G i: the number of registers
 
 
-def compute_register_count(lab: Lab) -> list[Row]:
+def compute_register_count(context: Context) -> list[Row]:
     """Run ConThenDisc with the first 1, 2, 4 ... drawn registers and otherwise equal settings.
 
     More registers than the model's prior draws need models of their own, which have their own sweep.
     """
-    if Method.CON_THEN_DISC not in methods(lab.pipe):
+    if Method.CON_THEN_DISC not in methods(context.pipe):
         return []
-    prior = lab.pipe.conditional if lab.pipe.prior is None else lab.pipe.prior
+    prior = context.pipe.conditional if context.pipe.prior is None else context.pipe.prior
     assert prior is not None
-    contestants = [
-        Contestant(
-            {"registers": count, "variant_model": parts(lab.pipe, GENERATING)},
-            partial(generate_from, lab.pipe, count),
-            GENERATING,
-            like=plain(lab.pipe, Method.CON_THEN_DISC),
+    samplers = [
+        Sampler(
+            {"registers": count, "variant_model": parts(context.pipe, GENERATION_PARTS)},
+            partial(generate_from, context.pipe, count),
+            GENERATION_PARTS,
+            tuned_as=sampler_of(context.pipe, Method.CON_THEN_DISC),
         )
         for count in block_ends(prior.config.num_registers)
     ]
-    for name, pipe in lab.variants.items():
+    for name, pipe in context.variants.items():
         if name.startswith(NUMBER_OF_REGISTERS):
             count = int(name.removeprefix(NUMBER_OF_REGISTERS))
-            key = {"registers": count, "variant_model": parts(pipe, GENERATING)}
-            contestants.append(Contestant(key, method_of(pipe, Method.CON_THEN_DISC), GENERATING))
-    return contest(lab, "register-count", at_all_calls(lab, contestants))
+            key = {"registers": count, "variant_model": parts(pipe, GENERATION_PARTS)}
+            samplers.append(Sampler(key, generate_with(pipe, Method.CON_THEN_DISC), GENERATION_PARTS))
+    return choose_and_measure(context, "register-count", at_all_calls(context, samplers))
 
 
 def generate_from(pipe: Crocodil, num_registers: int, count: int, *, seed: int, decoding: Decoding) -> Generation:
     """Run ConThenDisc with the first `num_registers` drawn registers; the cost is that of drawing all."""
-    registers, cost = drawn(pipe, count, seed=seed).first(num_registers)
+    registers, cost = draw_from_prior(pipe, count, seed=seed).first(num_registers)
     made = pipe.decode(registers, seed=seed, decoding=decoding, show_progress=False)
-    nfe, flop_nfe = price(pipe, cost, num_registers=num_registers)
+    nfe, flop_nfe = nfe_and_flop_nfe(pipe, cost, num_registers=num_registers)
     return replace(made, nfe=made.nfe + nfe, flop_nfe=made.flop_nfe + flop_nfe)
 
 
 # ---------------------------------------------------------------- App. G ii: the time of the refresh
 
 
-def compute_refresh(lab: Lab) -> list[Row]:
-    if lab.pipe.conditional is None:
+def compute_refresh(context: Context) -> list[Row]:
+    if context.pipe.conditional is None:
         return []
-    contestants = [
-        Contestant(
+    samplers = [
+        Sampler(
             {"refresh": "never" if fraction is None else f"@{fraction:.2f}"},
-            method_of(lab.pipe, Method.CON_WITHIN_DISC, refresh_at=() if fraction is None else (fraction,)),
-            GENERATING,
-            like=plain(lab.pipe, Method.CON_WITHIN_DISC),
+            generate_with(
+                context.pipe, Method.CON_WITHIN_DISC, refresh_at=() if fraction is None else (fraction,)
+            ),
+            GENERATION_PARTS,
+            tuned_as=sampler_of(context.pipe, Method.CON_WITHIN_DISC),
         )
         for fraction in REFRESH_FRACTIONS
     ]
-    return contest(lab, "refresh", at_all_calls(lab, contestants))
+    return choose_and_measure(context, "refresh", at_all_calls(context, samplers))
 
 
 # ---------------------------------------------------------------- models trained differently
 
 
-def trained_differently(lab: Lab) -> dict[str, Crocodil]:
+def trained_differently(context: Context) -> dict[str, Crocodil]:
     """Return the model itself and all variants by name, except those with another number of registers."""
-    others = {name: pipe for name, pipe in lab.variants.items() if not name.startswith(NUMBER_OF_REGISTERS)}
-    return {MAIN: lab.pipe, **others}
+    others = {name: pipe for name, pipe in context.variants.items() if not name.startswith(NUMBER_OF_REGISTERS)}
+    return {MAIN: context.pipe, **others}
 
 
-def compute_variants(lab: Lab) -> list[Row]:
+def compute_variants(context: Context) -> list[Row]:
     """Generate with each variant as ConThenDisc, after a sweep of its own."""
-    contestants = [
-        Contestant(
-            {"variant": name, "variant_model": parts(pipe, GENERATING)},
-            method_of(pipe, Method.CON_THEN_DISC),
-            GENERATING,
-            like=plain(pipe, Method.CON_THEN_DISC) if name == MAIN else None,
+    samplers = [
+        Sampler(
+            {"variant": name, "variant_model": parts(pipe, GENERATION_PARTS)},
+            generate_with(pipe, Method.CON_THEN_DISC),
+            GENERATION_PARTS,
+            tuned_as=sampler_of(pipe, Method.CON_THEN_DISC) if name == MAIN else None,
         )
-        for name, pipe in trained_differently(lab).items()
+        for name, pipe in trained_differently(context).items()
         if Method.CON_THEN_DISC in methods(pipe)
     ]
-    return contest(lab, "variants", at_all_calls(lab, contestants))
+    return choose_and_measure(context, "variants", at_all_calls(context, samplers))
 
 
-def compute_variant_autoencoders(lab: Lab) -> list[Row]:
+def compute_variant_autoencoders(context: Context) -> list[Row]:
     """Copy validation programs with each variant, in one block."""
     jobs = [
         Job(
-            {"variant": name, "variant_model": parts(pipe, COPYING), "calls": calls},
-            partial(autoencoder_row, lab, pipe, lab.length, calls),
+            {"variant": name, "variant_model": parts(pipe, AUTOENCODER_PARTS), "calls": calls},
+            partial(autoencoder_row, context, pipe, context.length, calls),
             work=calls,
-            uses=COPYING,
+            uses=AUTOENCODER_PARTS,
         )
-        for name, pipe in trained_differently(lab).items()
-        for calls in lab.setting.calls_of_ablations(lab.length)
+        for name, pipe in trained_differently(context).items()
+        for calls in context.protocol.ablation_calls_for(context.length)
     ]
-    return lab.store.compute("variant-autoencoders", jobs)
+    return context.store.compute("variant-autoencoders", jobs)
 
 
 # ---------------------------------------------------------------- report

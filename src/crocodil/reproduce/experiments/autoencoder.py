@@ -7,7 +7,7 @@ from statistics import fmean
 from crocodil.metrics import character_error_rate
 from crocodil.pipeline import Crocodil
 from crocodil.reproduce import published
-from crocodil.reproduce.context import COPYING, Lab
+from crocodil.reproduce.context import AUTOENCODER_PARTS, Context
 from crocodil.reproduce.document import Block, Listing, Picture, Section, Table, Text, number, percent, with_spread
 from crocodil.reproduce.figures import Curve, Panel
 from crocodil.reproduce.protocol import EXAMPLE_CALLS, TABLES, blocks_and_calls
@@ -30,36 +30,38 @@ EXAMPLE = '''def moving_average(values: list[float], width: int) -> list[float]:
 '''
 
 
-def compute(lab: Lab) -> list[Row]:
+def compute(context: Context) -> list[Row]:
     jobs = [
         Job(
             {"block": block, "calls": calls},
-            partial(autoencoder_row, lab, lab.pipe, block, calls),
+            partial(autoencoder_row, context, context.pipe, block, calls),
             work=calls,
-            uses=COPYING,
+            uses=AUTOENCODER_PARTS,
         )
-        for block, calls in blocks_and_calls(lab.length, lab.setting.table_rows)
+        for block, calls in blocks_and_calls(context.length, context.protocol.table_rows)
     ]
-    return lab.store.compute("autoencoder", jobs)
+    return context.store.compute("autoencoder", jobs)
 
 
-def autoencoder_row(lab: Lab, pipe: Crocodil, block: int, calls: int) -> Row:
+def autoencoder_row(context: Context, pipe: Crocodil, block: int, calls: int) -> Row:
     """Run Algorithm 6 on validation programs, with all registers and at temperature 0."""
-    texts = lab.texts("valid", lab.setting.num_copied)
+    texts = context.texts("valid", context.protocol.num_copied)
     decoding = Decoding(block_size=block, calls=calls)
-    made = pipe.autoencode(texts, cut=True, seed=lab.seed, decoding=decoding, show_progress=False)
+    made = pipe.autoencode(texts, cut=True, seed=context.seed, decoding=decoding, show_progress=False)
     errors = [character_error_rate(text, copy) for text, copy in zip(texts, made.texts, strict=True)]
     return {
         "cer": fmean(errors),
         "exact_share": fmean(error == 0 for error in errors),
-        "bert_score": lab.court.bert_score(texts, made.texts),
-        **lab.court.fluency(made.texts),
+        "bert_score": context.evaluator.bert_score(texts, made.texts),
+        **context.evaluator.score(made.texts),
         "nfe": made.nfe,
         "flop_nfe": made.flop_nfe,
         "seconds": made.seconds / len(texts),
         "temperature": decoding.temperature,
         "num_samples": len(texts),
-        "example": copy_example(pipe, calls, lab.seed) if block == lab.length and calls in EXAMPLE_CALLS else None,
+        "example": copy_example(pipe, calls, context.seed)
+        if block == context.length and calls in EXAMPLE_CALLS
+        else None,
     }
 
 

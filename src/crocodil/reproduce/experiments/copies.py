@@ -7,12 +7,12 @@ from statistics import fmean
 import numpy as np
 
 from crocodil.metrics import Run, longest_training_runs
-from crocodil.reproduce.context import Lab
+from crocodil.reproduce.context import Context
 from crocodil.reproduce.document import Block, Section, Table, Text, number
 from crocodil.reproduce.experiments.generation import methods
 from crocodil.reproduce.experiments.quality import display_name
 from crocodil.reproduce.store import Job, Row
-from crocodil.reproduce.sweep import method_of, own_candidate
+from crocodil.reproduce.sweep import generate_with, own_candidate
 
 TITLE = "Memorisation"
 SHORTEST = 16  # tokens; shorter runs count as 0
@@ -20,26 +20,29 @@ LONG = 50  # tokens; a longer run is more likely a copy than an idiom
 REAL = "real"
 
 
-def compute(lab: Lab) -> list[Row]:
+def compute(context: Context) -> list[Row]:
     """Compute one row for all methods, because reading the training tokens takes most of the time."""
-    chosen = {"chosen": {str(method): own_candidate(lab.pipe, method) for method in methods(lab.pipe)}}
-    job = Job({"at": "default calls"}, lambda: {**chosen, "runs": _runs(lab)}, chosen=chosen)
-    return lab.store.compute("memorisation", [job])
+    chosen = {"chosen": {str(method): own_candidate(context.pipe, method) for method in methods(context.pipe)}}
+    job = Job({"at": "default calls"}, lambda: {**chosen, "runs": _runs(context)}, chosen=chosen)
+    return context.store.compute("memorisation", [job])
 
 
-def _runs(lab: Lab) -> dict[str, Row]:
-    samples = {name: lab.pipe.tokenizer.encode_all(texts) for name, texts in _texts(lab).items()}
-    training = [shard.tokens for shard in lab.corpus.shards("train")]
+def _runs(context: Context) -> dict[str, Row]:
+    samples = {name: context.pipe.tokenizer.encode_all(texts) for name, texts in _texts(context).items()}
+    training = [shard.tokens for shard in context.corpus.shards("train")]
     all_samples = [tokens for of_method in samples.values() for tokens in of_method]
     runs = iter(longest_training_runs(all_samples, training, shortest=SHORTEST))
     return {name: describe_runs(list(islice(runs, len(of_method)))) for name, of_method in samples.items()}
 
 
-def _texts(lab: Lab) -> dict[str, list[str]]:
+def _texts(context: Context) -> dict[str, list[str]]:
     """Return programs of each method with its default settings, and as many real programs of the test split."""
-    count = lab.setting.num_samples
-    made = {str(method): method_of(lab.pipe, method)(count, seed=lab.seed).texts for method in methods(lab.pipe)}
-    return {**made, REAL: lab.texts("test", count)}
+    count = context.protocol.num_samples
+    made = {
+        str(method): generate_with(context.pipe, method)(count, seed=context.seed).texts
+        for method in methods(context.pipe)
+    }
+    return {**made, REAL: context.texts("test", count)}
 
 
 def describe_runs(runs: Sequence[Run]) -> Row:

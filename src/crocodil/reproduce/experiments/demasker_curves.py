@@ -8,7 +8,7 @@ import torch
 from crocodil.metrics import Accuracy, demasking_accuracy
 from crocodil.pipeline import Crocodil
 from crocodil.processes.registers import perturb
-from crocodil.reproduce.context import COPYING, Lab, batch_size, of_base, parts
+from crocodil.reproduce.context import AUTOENCODER_PARTS, Context, batch_size, parts, parts_of_base
 from crocodil.reproduce.document import Block, Picture, Section, Table, Text, number
 from crocodil.reproduce.figures import Curve, Panel
 from crocodil.reproduce.store import Job, Row, distinct, select
@@ -24,50 +24,50 @@ def register_counts(num_registers: int) -> list[int]:
     return sorted({max(1, num_registers // 16), max(1, num_registers // 2), num_registers})
 
 
-def compute_curves(lab: Lab) -> list[Row]:
+def compute_curves(context: Context) -> list[Row]:
     """Fig. 4: cross-entropy and top-1 accuracy for the base and three numbers of registers."""
-    counts = [None, *register_counts(lab.pipe.encoder.config.num_registers)]
+    counts = [None, *register_counts(context.pipe.encoder.config.num_registers)]
     jobs = [
         Job(
             {"who": BASE if count is None else f"{count} register{'s' if count > 1 else ''}", "mask_prob": prob},
-            partial(accuracy_row, lab, lab.pipe, mask_prob=prob, num_registers=count),
-            uses=of_base(lab.pipe) if count is None else COPYING,
+            partial(accuracy_row, context, context.pipe, mask_prob=prob, num_registers=count),
+            uses=parts_of_base(context.pipe) if count is None else AUTOENCODER_PARTS,
         )
         for count in counts
-        for prob in lab.setting.mask_probs
+        for prob in context.protocol.mask_probs
     ]
-    return lab.store.compute("demasker", jobs)
+    return context.store.compute("demasker", jobs)
 
 
-def compute_noise(lab: Lab) -> list[Row]:
+def compute_noise(context: Context) -> list[Row]:
     """Fig. 7: the same against noise on all registers, for models trained with and without noise."""
-    trained = {"with register noise": lab.pipe}
-    if WITHOUT_NOISE in lab.variants:
-        trained[WITHOUT_NOISE] = lab.variants[WITHOUT_NOISE]
+    trained = {"with register noise": context.pipe}
+    if WITHOUT_NOISE in context.variants:
+        trained[WITHOUT_NOISE] = context.variants[WITHOUT_NOISE]
     jobs = [
         Job(
-            {"trained": name, "noise_std": std, "variant_model": parts(pipe, COPYING)},
+            {"trained": name, "noise_std": std, "variant_model": parts(pipe, AUTOENCODER_PARTS)},
             partial(
-                accuracy_row, lab, pipe, mask_prob=lab.setting.noise_mask_prob,
+                accuracy_row, context, pipe, mask_prob=context.protocol.noise_mask_prob,
                 num_registers=pipe.encoder.config.num_registers, noise_std=std,
             ),
-            uses=COPYING,
+            uses=AUTOENCODER_PARTS,
         )
         for name, pipe in trained.items()
-        for std in lab.setting.noise_stds
+        for std in context.protocol.noise_stds
     ]  # fmt: skip
-    return lab.store.compute("noise", jobs)
+    return context.store.compute("noise", jobs)
 
 
 def accuracy_row(
-    lab: Lab, pipe: Crocodil, *, mask_prob: float, num_registers: int | None, noise_std: float = 0.0
+    context: Context, pipe: Crocodil, *, mask_prob: float, num_registers: int | None, noise_std: float = 0.0
 ) -> Row:
     """Measure the predictions of hidden tokens of validation programs; `num_registers` None is the base."""
-    texts = lab.texts("valid", lab.setting.num_programs)
+    texts = context.texts("valid", context.protocol.num_programs)
     accuracy, size = Accuracy(), batch_size(pipe)
     for start in range(0, len(texts), size):
         tokens = pipe.tokens_of(texts[start : start + size], cut=True)
-        streams = lab.streams("demasker", len(tokens), start=start)
+        streams = context.streams("demasker", len(tokens), start=start)
         registers = None
         if num_registers is not None:
             registers = pipe.encode(texts[start : start + size], cut=True).bank[:, :num_registers]

@@ -5,7 +5,7 @@ from functools import partial
 
 from crocodil.pipeline import Crocodil, Generation, Method
 from crocodil.reproduce import published
-from crocodil.reproduce.context import COPYING, DRAWING, Lab
+from crocodil.reproduce.context import AUTOENCODER_PARTS, DRAWING, Context
 from crocodil.reproduce.document import Block, Listing, Picture, Section, Table, Text
 from crocodil.reproduce.experiments.comparison import equal_cost_blocks, speedup_caption, speedup_tables
 from crocodil.reproduce.experiments.quality import (
@@ -17,26 +17,31 @@ from crocodil.reproduce.experiments.quality import (
     quality_table,
 )
 from crocodil.reproduce.store import Job, Row, distinct, select
-from crocodil.reproduce.sweep import TIE, Contestant, contest, plain
+from crocodil.reproduce.sweep import TIE, Sampler, choose_and_measure, sampler_of
 from crocodil.sampling.configs import Decoding
 
 TITLE = "Generation (Figs. 6 and 10)"
 QUALITATIVE_CALLS = (256, 128, 64, 32)  # App. G
 
 
-def compute(lab: Lab) -> list[Row]:
-    contestants = [plain(lab.pipe, method) for method in methods(lab.pipe)]
-    if len(contestants) > 1:
-        like = plain(lab.pipe, Method.CON_THEN_DISC)
-        contestants.append(
-            Contestant({"method": ORACLE}, partial(decode_encoded, lab), (*COPYING, DRAWING), like=like)
+def compute(context: Context) -> list[Row]:
+    samplers = [sampler_of(context.pipe, method) for method in methods(context.pipe)]
+    if len(samplers) > 1:
+        tuned_as = sampler_of(context.pipe, Method.CON_THEN_DISC)
+        samplers.append(
+            Sampler(
+                {"method": ORACLE},
+                partial(decode_encoded, context),
+                (*AUTOENCODER_PARTS, DRAWING),
+                tuned_as=tuned_as,
+            )
         )
     entries = [
-        (contestant, calls)
-        for contestant in contestants
-        for calls in lab.setting.calls(lab.length, guided=contestant.key["method"] != Method.BASE)
+        (sampler, calls)
+        for sampler in samplers
+        for calls in context.protocol.calls(context.length, guided=sampler.key["method"] != Method.BASE)
     ]
-    return contest(lab, "generation", entries)
+    return choose_and_measure(context, "generation", entries)
 
 
 def methods(pipe: Crocodil) -> list[Method]:
@@ -49,24 +54,24 @@ def methods(pipe: Crocodil) -> list[Method]:
     ]
 
 
-def decode_encoded(lab: Lab, count: int, *, seed: int, decoding: Decoding) -> Generation:
+def decode_encoded(context: Context, count: int, *, seed: int, decoding: Decoding) -> Generation:
     """Decode the registers of training programs, as many registers per program as a generation uses."""
-    prior = lab.pipe.conditional if lab.pipe.prior is None else lab.pipe.prior
+    prior = context.pipe.conditional if context.pipe.prior is None else context.pipe.prior
     assert prior is not None
-    num_registers = lab.pipe.settings.drawing.num_registers or prior.config.num_registers
-    registers = lab.pipe.encode(lab.texts("train", count), cut=True)[:, :num_registers]
-    return lab.pipe.decode(registers, seed=seed, decoding=decoding, show_progress=False)
+    num_registers = context.pipe.settings.drawing.num_registers or prior.config.num_registers
+    registers = context.pipe.encode(context.texts("train", count), cut=True)[:, :num_registers]
+    return context.pipe.decode(registers, seed=seed, decoding=decoding, show_progress=False)
 
 
-def compute_reference(lab: Lab) -> list[Row]:
+def compute_reference(context: Context) -> list[Row]:
     """Judge real programs like generated ones: the MAUVE of test against valid is the best one can expect."""
-    return lab.store.compute("reference", [Job({"split": "test"}, partial(_reference_row, lab), uses=())])
+    return context.store.compute("reference", [Job({"split": "test"}, partial(_reference_row, context), uses=())])
 
 
-def _reference_row(lab: Lab) -> Row:
-    real = lab.references["test"]
-    likeness = lab.court.likeness(real.features, lab.references["valid"].features)
-    return {**likeness, **real.fluency, "num_samples": len(real)}
+def _reference_row(context: Context) -> Row:
+    real = context.reference("test")
+    mauve = context.evaluator.mauve_row(real.features, context.reference("valid").features)
+    return {**mauve, **real.scores, "num_samples": len(real)}
 
 
 # ---------------------------------------------------------------- report

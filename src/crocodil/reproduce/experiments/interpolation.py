@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from functools import cached_property, partial
 
 from crocodil.processes.registers import interpolate
-from crocodil.reproduce.context import COPYING, Lab
+from crocodil.reproduce.context import AUTOENCODER_PARTS, Context
 from crocodil.reproduce.document import Block, Picture, Section, Table, Text, measure, number, percent, with_spread
 from crocodil.reproduce.experiments.quality import GEN_PPL_LABEL, MAUVE_LABEL
 from crocodil.reproduce.figures import Curve, Panel, Real
 from crocodil.reproduce.store import Job, Row, distinct, select
-from crocodil.reproduce.sweep import measured
+from crocodil.reproduce.sweep import quality_and_cost
 from crocodil.shapes import RegisterBank
 
 TITLE = "Interpolation (Fig. 8)"
@@ -20,26 +20,32 @@ TOKENS_PER_CALL = 8  # not stated in the paper
 class Pairs:
     """Random pairs of validation programs, encoded on first use."""
 
-    def __init__(self, lab: Lab) -> None:
-        self.lab = lab
+    def __init__(self, context: Context) -> None:
+        self.context = context
 
     @cached_property
     def ends(self) -> tuple[RegisterBank, RegisterBank]:
-        texts = self.lab.texts("valid", 2 * self.lab.setting.num_pairs)
-        first, second = self.lab.pipe.encode(texts[: 2 * (len(texts) // 2)], cut=True).bank.chunk(2)
+        texts = self.context.texts("valid", 2 * self.context.protocol.num_pairs)
+        first, second = self.context.pipe.encode(texts[: 2 * (len(texts) // 2)], cut=True).bank.chunk(2)
         return first, second
 
     def row(self, mix_weight: float) -> Row:
         mixed = interpolate(*self.ends, mix_weight=mix_weight)
-        calls = max(1, self.lab.length // TOKENS_PER_CALL)
-        made = self.lab.pipe.decode(mixed, calls=calls, seed=self.lab.seed, show_progress=False)
-        return {**measured(self.lab, made, "test"), "temperature": 0.0, "calls": made.costs[0].demasker_calls}
+        calls = max(1, self.context.length // TOKENS_PER_CALL)
+        made = self.context.pipe.decode(mixed, calls=calls, seed=self.context.seed, show_progress=False)
+        return {
+            **quality_and_cost(self.context, made, "test"),
+            "temperature": 0.0,
+            "calls": made.costs[0].demasker_calls,
+        }
 
 
-def compute(lab: Lab) -> list[Row]:
-    pairs = Pairs(lab)
-    jobs = [Job({"mix_weight": weight}, partial(pairs.row, weight), uses=COPYING) for weight in MIX_WEIGHTS]
-    return lab.store.compute("interpolation", jobs)
+def compute(context: Context) -> list[Row]:
+    pairs = Pairs(context)
+    jobs = [
+        Job({"mix_weight": weight}, partial(pairs.row, weight), uses=AUTOENCODER_PARTS) for weight in MIX_WEIGHTS
+    ]
+    return context.store.compute("interpolation", jobs)
 
 
 def show(rows: Sequence[Row], references: Sequence[Row]) -> Section:

@@ -7,7 +7,14 @@ from crocodil.metrics import prdc_per_register, psnr, squared_error_by_time
 from crocodil.models.register_denoiser import RegisterDenoiser
 from crocodil.processes.gaussian import Denoise
 from crocodil.reproduce import published
-from crocodil.reproduce.context import PRIORS, Lab, batch_size, drawn, drawn_given, half_hidden
+from crocodil.reproduce.context import (
+    PRIOR_PARTS,
+    Context,
+    batch_size,
+    draw_from_conditional,
+    draw_from_prior,
+    mask_half,
+)
 from crocodil.reproduce.document import Block, Picture, Section, Table, Text, number, with_spread
 from crocodil.reproduce.figures import Curve, Panel
 from crocodil.reproduce.store import Job, Row, distinct, select
@@ -18,63 +25,63 @@ UNCONDITIONAL, CONDITIONAL = "unconditional", "conditional"
 PRDC_NAMES = ("precision", "recall", "density", "coverage")
 
 
-def priors(lab: Lab) -> dict[str, RegisterDenoiser]:
+def priors(context: Context) -> dict[str, RegisterDenoiser]:
     """Return the priors by name; a conditional prior with an empty canvas can serve as both (decision D15)."""
-    pipe = lab.pipe
+    pipe = context.pipe
     unconditional = pipe.conditional if pipe.prior is None else pipe.prior
     by_name = {UNCONDITIONAL: unconditional, CONDITIONAL: pipe.conditional}
     return {name: prior for name, prior in by_name.items() if prior is not None}
 
 
-def compute_psnr(lab: Lab) -> list[Row]:
+def compute_psnr(context: Context) -> list[Row]:
     """Measure the predicted registers of validation programs; the conditional prior sees half of the tokens."""
     jobs = [
-        Job({"prior": name, "diffusion_time": time}, partial(_psnr_row, lab, name, time), uses=PRIORS)
-        for name in priors(lab)
-        for time in lab.setting.diffusion_times
+        Job({"prior": name, "diffusion_time": time}, partial(_psnr_row, context, name, time), uses=PRIOR_PARTS)
+        for name in priors(context)
+        for time in context.protocol.diffusion_times
     ]
-    return lab.store.compute("psnr", jobs)
+    return context.store.compute("psnr", jobs)
 
 
-def _psnr_row(lab: Lab, name: str, time: float) -> Row:
-    prior, pipe = priors(lab)[name], lab.pipe
-    texts = lab.texts("valid", lab.setting.num_programs)
+def _psnr_row(context: Context, name: str, time: float) -> Row:
+    prior, pipe = priors(context)[name], context.pipe
+    texts = context.texts("valid", context.protocol.num_programs)
     total, size = 0.0, batch_size(pipe)
     for start in range(0, len(texts), size):
         batch = texts[start : start + size]
-        streams = lab.streams("psnr", len(batch), start=start)
+        streams = context.streams("psnr", len(batch), start=start)
         registers = pipe.encode(batch, cut=True).bank[:, : prior.config.num_registers]
-        condition = half_hidden(pipe, batch, streams.at("half")) if name == CONDITIONAL else None
-        errors = squared_error_by_time(_denoise(lab, prior, condition), registers, [time], streams=streams)
+        condition = mask_half(pipe, batch, streams.at("half")) if name == CONDITIONAL else None
+        errors = squared_error_by_time(_denoise(context, prior, condition), registers, [time], streams=streams)
         total += errors[time] * len(batch)
     return {"psnr": psnr(total / len(texts)), "num_samples": len(texts)}
 
 
-def _denoise(lab: Lab, prior: RegisterDenoiser, seen: TokenIds | None) -> Denoise:
+def _denoise(context: Context, prior: RegisterDenoiser, seen: TokenIds | None) -> Denoise:
     if prior.enter_condition is None:
         return prior
-    condition = lab.pipe.condition(lab.pipe.canvas(lab.length).tokens if seen is None else seen)
+    condition = context.pipe.condition(context.pipe.canvas(context.length).tokens if seen is None else seen)
     return lambda registers, time: prior(registers, time, condition=condition)
 
 
-def compute_prdc(lab: Lab) -> list[Row]:
+def compute_prdc(context: Context) -> list[Row]:
     """Compare drawn registers with those of validation programs, register by register."""
-    jobs = [Job({"prior": name}, partial(_prdc_row, lab, name), uses=PRIORS) for name in priors(lab)]
-    return lab.store.compute("prdc", jobs)
+    jobs = [Job({"prior": name}, partial(_prdc_row, context, name), uses=PRIOR_PARTS) for name in priors(context)]
+    return context.store.compute("prdc", jobs)
 
 
-def _prdc_row(lab: Lab, name: str) -> Row:
-    pipe, setting = lab.pipe, lab.setting
-    texts = lab.texts("valid", setting.num_drawn)
+def _prdc_row(context: Context, name: str) -> Row:
+    pipe, protocol = context.pipe, context.protocol
+    texts = context.texts("valid", protocol.num_drawn)
     if name == CONDITIONAL:
-        seen = half_hidden(pipe, texts, lab.streams("prdc", len(texts)))
+        seen = mask_half(pipe, texts, context.streams("prdc", len(texts)))
         num_steps = pipe.settings.drawing.refresh_steps
-        fake = drawn_given(pipe, seen, seed=lab.seed, num_steps=num_steps)
+        fake = draw_from_conditional(pipe, seen, seed=context.seed, num_steps=num_steps)
     else:
         num_steps = pipe.settings.drawing.prior_steps
-        fake = drawn(pipe, len(texts), seed=lab.seed).registers
+        fake = draw_from_prior(pipe, len(texts), seed=context.seed).registers
     real = pipe.encode(texts, cut=True).bank[:, : fake.shape[1]]
-    prdc = prdc_per_register(real, fake, nearest=setting.nearest)
+    prdc = prdc_per_register(real, fake, nearest=protocol.nearest)
     spread = {f"{measure}_spread": value for measure, value in prdc.spread._asdict().items()}
     return {**prdc.mean._asdict(), **spread, "num_samples": len(texts), "num_steps": num_steps}
 

@@ -11,35 +11,37 @@ import torch
 
 from crocodil.pipeline import Crocodil, Method
 from crocodil.pipeline.folder import NETWORKS
-from crocodil.reproduce.context import Lab
+from crocodil.reproduce.context import Context
 from crocodil.reproduce.experiments.generation import methods
 from crocodil.reproduce.store import Job, Row
-from crocodil.reproduce.sweep import CHOSEN, candidate_of, decoding_of, method_of, own_candidate, used_by
+from crocodil.reproduce.sweep import CHOSEN, candidate_of, decoding_of, generate_with, own_candidate, parts_used_by
 from crocodil.sampling.cost import num_parameters
 
 LARGEST_ON_CPU = 2_000_000_000  # parameters; a larger demasker is not timed on a CPU
 
 
-def compute_seconds(lab: Lab) -> list[Row]:
+def compute_seconds(context: Context) -> list[Row]:
     """Time every point of the generation again: its own seconds include compilation and graph capture."""
     jobs = [
         Job(
             {"method": point["method"], "calls": point["calls"]},
-            partial(_timed_row, lab, point),
+            partial(_timed_row, context, point),
             work=point["calls"],
-            uses=used_by(lab.pipe, Method(point["method"])),
+            uses=parts_used_by(context.pipe, Method(point["method"])),
             chosen={name: point[name] for name in CHOSEN},
         )
-        for point in lab.store.rows("generation")
+        for point in context.store.rows("generation")
         if point["method"] in list(Method)
     ]
-    return lab.store.compute("seconds", jobs)
+    return context.store.compute("seconds", jobs)
 
 
-def _timed_row(lab: Lab, point: Row) -> Row:
-    count = lab.setting.num_clocked
-    decoding = replace(decoding_of(lab.pipe, point["method"]), calls=point["calls"], **candidate_of(point))
-    generate = partial(method_of(lab.pipe, Method(point["method"])), count, seed=lab.seed, decoding=decoding)
+def _timed_row(context: Context, point: Row) -> Row:
+    count = context.protocol.num_clocked
+    decoding = replace(decoding_of(context.pipe, point["method"]), calls=point["calls"], **candidate_of(point))
+    generate = partial(
+        generate_with(context.pipe, Method(point["method"])), count, seed=context.seed, decoding=decoding
+    )
     generate()  # compiles and captures new shapes
     return {**{name: point[name] for name in CHOSEN}, "seconds": generate().seconds / count, "num_samples": count}
 
@@ -57,32 +59,34 @@ def _key(row: Row) -> tuple[Any, ...]:
 # ---------------------------------------------------------------- on a CPU
 
 
-def compute_cpu_seconds(lab: Lab) -> list[Row]:
+def compute_cpu_seconds(context: Context) -> list[Row]:
     """Time one program at a time on a CPU in float32, with the default number of calls."""
-    if num_parameters(lab.pipe.demasker) > LARGEST_ON_CPU:
+    if num_parameters(context.pipe.demasker) > LARGEST_ON_CPU:
         return []
     jobs = [
         Job(
             {"method": str(method)},
-            partial(_cpu_row, lab, method),
-            uses=used_by(lab.pipe, method),
-            chosen=own_candidate(lab.pipe, method),
+            partial(_cpu_row, context, method),
+            uses=parts_used_by(context.pipe, method),
+            chosen=own_candidate(context.pipe, method),
         )
-        for method in methods(lab.pipe)
+        for method in methods(context.pipe)
     ]
-    return lab.store.compute("cpu-seconds", jobs)
+    return context.store.compute("cpu-seconds", jobs)
 
 
-def _cpu_row(lab: Lab, method: Method) -> Row:
-    count, all_threads = lab.setting.num_timed, torch.get_num_threads()
-    torch.set_num_threads(min(lab.setting.cpu_threads, all_threads))
+def _cpu_row(context: Context, method: Method) -> Row:
+    count, all_threads = context.protocol.num_timed, torch.get_num_threads()
+    torch.set_num_threads(min(context.protocol.cpu_threads, all_threads))
     try:
-        made = on_cpu(lab.pipe).generate(count, method=method, seed=lab.seed, batch_size=1, show_progress=False)
+        made = on_cpu(context.pipe).generate(
+            count, method=method, seed=context.seed, batch_size=1, show_progress=False
+        )
         threads = torch.get_num_threads()
     finally:
         torch.set_num_threads(all_threads)
     return {
-        **own_candidate(lab.pipe, method),
+        **own_candidate(context.pipe, method),
         "calls": made.costs[0].demasker_calls,
         "cpu_seconds": made.seconds / count,
         "threads": threads,

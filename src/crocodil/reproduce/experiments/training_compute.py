@@ -5,17 +5,17 @@ from statistics import fmean
 
 from crocodil.objectives import DemaskerObjective, PriorObjective
 from crocodil.pipeline import Crocodil
-from crocodil.reproduce.context import Lab
+from crocodil.reproduce.context import Context
 from crocodil.reproduce.store import Job, Row
 from crocodil.sampling.cost import num_parameters
 from crocodil.training.work import base_flops, conditional_flops, guided_flops, prior_flops
 
 
-def compute(lab: Lab) -> list[Row]:
+def compute(context: Context) -> list[Row]:
     """Describe the model, and compare the training compute of its base with that of its guided demasker."""
-    description = describe(lab.pipe, lab.training, lab.base)
+    description = describe(context.pipe, context.training, context.base)
     # The whole description is the key of the row: the run of a base may be given later.
-    return lab.store.compute("model", [Job(description, dict)])
+    return context.store.compute("model", [Job(description, dict)])
 
 
 def describe(pipe: Crocodil, training: Mapping[str, Row], base: str) -> Row:
