@@ -1,11 +1,11 @@
-"""How fast the stages train: tokens a second and the share of the device's own matrix rate.
+"""Measure the speed of training: tokens per second and MFU of each stage.
 
     python benchmarks/training.py [--preset small] [--steps 30] [--batch 512] [--optimiser muon]
     python benchmarks/training.py --preset paper-one-gpu --steps 8 --batch 16     # 8B-shaped, random weights, LoRA
 
-Runs the real stages on programs of random tokens, so neither corpus nor checkpoint is needed. MFU is the work of
-the networks (see training/work.py; what is recomputed does not count) over what the same device reaches on one
-large bf16 product.
+It runs the real stages on programs of random tokens, so it needs neither a corpus nor a checkpoint. MFU is the
+rate of the networks' operations (see training/work.py; recomputation is not counted) relative to that of a large
+bf16 matrix product on the same device.
 """
 
 import argparse
@@ -22,27 +22,28 @@ from crocodil.corpus.shards import FORMAT, FORMAT_VERSION, Corpus, ShardWriter, 
 from crocodil.models.demasker import Demasker
 from crocodil.models.register_encoder import RegisterEncoder
 from crocodil.presets.models import llada_8b
-from crocodil.presets.runs import ADAPTED, FRESH, preset
+from crocodil.presets.runs import FROM_PRETRAINED, FROM_SCRATCH, preset
 from crocodil.runtime.distributed import Ranks
 from crocodil.seeding import generator_for
 from crocodil.training.adapting import add_adapters
-from crocodil.training.cached_registers import cache_registers
+from crocodil.training.data import cache_registers
 from crocodil.training.estimate import estimates
-from crocodil.training.loop import prepare, start, take_step
-from crocodil.training.run import Place, Pretrained, base_stage, prior_stage
+from crocodil.training.loop import initial_state, prepare, take_step
+from crocodil.training.run_config import Pretrained
+from crocodil.training.stage_setup import Workspace, base_stage, prior_stage
 from crocodil.training.stages import GuidedStage
 from crocodil.training.work import matrix_rate
 
-WARM_UP = 5  # steps before the clock starts; compiling happens here
+NUM_WARMUP_STEPS = 5  # not timed; the blocks are compiled here
 
 
 def random_corpus(directory: Path, *, special: dict, vocab_size: int, length: int, count: int) -> Corpus:
-    draw = np.random.default_rng(0)
+    generator = np.random.default_rng(0)
     splits = {}
     for split in ("train", "valid"):
         writer = ShardWriter(token_dtype(vocab_size))
         for number in range(count):
-            writer.add(draw.integers(4, 8192, length - 2).tolist(), [], package=0, path=f"{number}")
+            writer.add(generator.integers(4, 8192, length - 2).tolist(), [], package=0, path=f"{number}")
         writer.save(directory / split)
         splits[split] = {"shards": [split]}
     description = {
@@ -67,8 +68,8 @@ def measure(name: str, stage, loop, steps: int, ranks: Ranks, *, rate: float, es
     if ranks.device == "cuda":
         torch.cuda.reset_peak_memory_stats()
     prepare(stage, loop, ranks)
-    state = start(stage, loop, ranks)
-    compile_s = timed(lambda: [take_step(stage, state, loop) for _ in range(WARM_UP)], ranks.device)
+    state = initial_state(stage, loop, ranks)
+    compile_s = timed(lambda: [take_step(stage, state, loop) for _ in range(NUM_WARMUP_STEPS)], ranks.device)
     seconds = timed(lambda: [take_step(stage, state, loop) for _ in range(steps)], ranks.device) / steps
     peak = torch.cuda.max_memory_allocated() / 1e9 if ranks.device == "cuda" else 0.0
     work = stage.work()
@@ -89,7 +90,7 @@ def measure(name: str, stage, loop, steps: int, ranks: Ranks, *, rate: float, es
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--preset", default="small", choices=[*FRESH, *ADAPTED])
+    parser.add_argument("--preset", default="small", choices=[*FROM_SCRATCH, *FROM_PRETRAINED])
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--batch", type=int, default=0)
     parser.add_argument("--micro-batches", type=int, default=0)
@@ -105,16 +106,16 @@ def main() -> None:
 
 
 def measure_stages(options, scratch: Path, ranks: Ranks, rate: float) -> None:
-    adapts = options.preset in ADAPTED
-    large = llada_8b()
+    pretrained = options.preset in FROM_PRETRAINED
+    llada = llada_8b()
     corpus = random_corpus(
         scratch,
-        vocab_size=large.vocab_size if adapts else 8192,
-        special={"mask": large.mask_id, "bos": 126_080, "eos": large.eos_id, "pad": large.pad_id}
-        if adapts
+        vocab_size=llada.vocab_size if pretrained else 8192,
+        special={"mask": llada.mask_id, "bos": 126_080, "eos": llada.eos_id, "pad": llada.pad_id}
+        if pretrained
         else {"mask": 0, "bos": 1, "eos": 2, "pad": 3},
         length={"tiny": 64, "small": 256}.get(options.preset, 512),
-        count=256 if adapts else 4096,
+        count=256 if pretrained else 4096,
     )
     run = preset(options.preset, corpus, Pretrained())
     loop = run.guided_loop
@@ -126,16 +127,16 @@ def measure_stages(options, scratch: Path, ranks: Ranks, rate: float) -> None:
     )
     prior_loop = replace(run.prior_loop, optimiser=options.optimiser)
     run = replace(run, base_loop=loop, guided_loop=loop, prior_loop=prior_loop)
-    expected = {one.stage: one.gigabytes for one in estimates(run)}
-    place = Place(corpus, scratch / "run", scratch / "run", ranks)
-    if not adapts:
-        stage, loop = base_stage(run, place)
+    expected = {estimate.stage: estimate.gigabytes for estimate in estimates(run)}
+    workspace = Workspace(corpus, scratch / "run", scratch / "run", ranks)
+    if not pretrained:
+        stage, loop = base_stage(run, workspace)
         measure("base", stage, loop, options.steps, ranks, rate=rate, estimated=expected["base"])
         del stage
 
     with torch.device(ranks.device):
         encoder = RegisterEncoder(run.encoder).init_weights(generator_for("e", device=ranks.device))
-        if adapts:
+        if pretrained:
             torch.set_default_dtype(torch.bfloat16)
         demasker = Demasker(run.demasker).init_weights(generator_for("d", device=ranks.device))
         torch.set_default_dtype(torch.float32)
@@ -143,23 +144,23 @@ def measure_stages(options, scratch: Path, ranks: Ranks, rate: float) -> None:
             add_adapters(demasker.backbone, run.lora, generator_for("a", device=ranks.device))
             demasker.register_map.float()
             demasker.boundaries.data = demasker.boundaries.data.float()
-    guided = GuidedStage(encoder, demasker, place.data(run, loop), run.guided_objective, warmup_steps=0)
+    guided = GuidedStage(encoder, demasker, workspace.data(run, loop), run.guided_objective, warmup_steps=0)
     measure("guided", guided, loop, options.steps, ranks, rate=rate, estimated=expected["guided"])
-    if adapts:
+    if pretrained:
         return
 
-    views = [(name, programs) for name in ("train", "valid") for programs in place.programs(run, name)]
+    views = [(name, programs) for name in ("train", "valid") for programs in workspace.programs(run, name)]
     for split, programs in views:
         cache_registers(
             encoder,
             programs,
-            place.out / "registers" / f"{split}-{programs.length}",
+            workspace.out / "registers" / f"{split}-{programs.length}",
             shape=(run.num_prior_registers, run.prior.register_width),
             batch_size=512,
             ranks=ranks,
             bf16=ranks.device == "cuda",
         )
-    stage, loop = prior_stage(run, place)
+    stage, loop = prior_stage(run, workspace)
     measure("prior, cached registers", stage, loop, options.steps, ranks, rate=rate, estimated=expected["prior"])
 
 

@@ -25,10 +25,10 @@ from crocodil.presets.corpora import own_python
 from crocodil.runtime.atomic import locked, remove_unfinished
 from crocodil.runtime.distributed import Ranks
 from crocodil.text.retokenizer import Retokenizer
-from crocodil.training.cached_registers import CachedRegisters, cache_registers
-from crocodil.training.loop import LoopConfig, has_begun, train
-from crocodil.training.record import checksum_of, keep_to_record
-from crocodil.training.stages import ConditionalPriorStage, Data, GuidedStage
+from crocodil.training.data import CachedRegisters, Data, cache_registers
+from crocodil.training.loop import LoopConfig, has_checkpoints, train
+from crocodil.training.record import checksum_of, write_or_check_record
+from crocodil.training.stages import ConditionalPriorStage, GuidedStage
 
 
 def main(
@@ -126,7 +126,7 @@ def learn(
     out.mkdir(parents=True, exist_ok=True)
     remove_unfinished(out)
     remove_unfinished(out / "checkpoints")
-    keep_to_record(out, loop, sources, begun=has_begun(out))
+    write_or_check_record(out, loop, sources, started=has_checkpoints(out))
     state = train(stage, loop, out, ranks=Ranks(device=stage.data.device), resume=True)
     if state.step < loop.num_steps:
         raise SystemExit(f"stopped at step {state.step} of {loop.num_steps}: give the command again to go on")

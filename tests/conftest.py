@@ -44,11 +44,12 @@ def trained(corpus, tmp_path_factory):
     from dataclasses import replace
 
     from crocodil.presets.runs import tiny
-    from crocodil.training.run import STAGES, Place, run_stage
+    from crocodil.training.run import STAGES, run_stage
+    from crocodil.training.stage_setup import Workspace
 
     out, run = tmp_path_factory.mktemp("run"), tiny(corpus)
     loops = [name for name in vars(run) if name.endswith("_loop")]
     run = replace(run, **{name: replace(getattr(run, name), num_steps=60) for name in loops})
     for stage in STAGES:
-        assert run_stage(stage, run, Place(corpus, out, out))
+        assert run_stage(stage, run, Workspace(corpus, out, out))
     return out

@@ -16,7 +16,7 @@ def test_a_pipe_or_a_folder_is_never_written_over(tmp_path):
     loop.symlink_to(loop)
     for target in (pipe, folder, loop, "/dev/null"):
         with (
-            pytest.raises(ValueError, match="is no plain file: choose another name"),
+            pytest.raises(ValueError, match="is not a regular file: choose another name"),
             whole_file(type(tmp_path)(target)),
         ):
             pass
@@ -37,7 +37,7 @@ def test_a_link_to_a_file_stays_a_link(tmp_path):
 
 def test_a_file_in_a_folder_that_is_not_there_is_one_line(tmp_path):
     with (
-        pytest.raises(ValueError, match="does not exist: make this folder first"),
+        pytest.raises(ValueError, match="does not exist: create this folder first"),
         whole_file(tmp_path / "a" / "b"),
     ):
         pass

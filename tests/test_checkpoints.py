@@ -78,7 +78,7 @@ def test_weights_can_be_cast_while_they_are_read(checkpoint):
 
 def test_a_tied_checkpoint_has_no_head(checkpoint):
     reconfigure(checkpoint, weight_tying=True)
-    with pytest.raises(ValueError, match=r"no place for: model\.transformer\.ff_out\.weight"):
+    with pytest.raises(ValueError, match=r"this model does not have: model\.transformer\.ff_out\.weight"):
         load_llada(checkpoint)
     rewrite(checkpoint / "model.safetensors", lambda w: w.pop("model.transformer.ff_out.weight"))
     model = load_llada(checkpoint)
@@ -93,14 +93,16 @@ def test_a_missing_tensor_is_named(checkpoint):
 
 def test_an_unexpected_tensor_is_named(checkpoint):
     rewrite(checkpoint / "model.safetensors", lambda w: w.update(extra=torch.zeros(2)))
-    with pytest.raises(ValueError, match="no place for: extra"):
+    with pytest.raises(ValueError, match="this model does not have: extra"):
         load_llada(checkpoint)
 
 
 def test_a_wrong_shape_is_named(checkpoint):
     name = "model.transformer.wte.weight"
     rewrite(checkpoint / "model.safetensors", lambda w: w.update({name: torch.zeros(384, 63)}))
-    with pytest.raises(ValueError, match=r"wte\.weight has shape \(384, 63\), the config asks for \(384, 64\)"):
+    with pytest.raises(
+        ValueError, match=r"wte\.weight has shape \(384, 63\), but the config requires \(384, 64\)"
+    ):
         load_llada(checkpoint)
 
 
@@ -126,7 +128,7 @@ def test_a_missing_shard_a_lying_index_and_a_path_outside_are_refused(checkpoint
     name, file_name = next(iter(weight_map.items()))
 
     index.write_text(json.dumps({"weight_map": {**weight_map, name: "../elsewhere.safetensors"}}))
-    with pytest.raises(ValueError, match="no file beside the index"):
+    with pytest.raises(ValueError, match="not a file beside the index"):
         load_llada(checkpoint)
     index.write_text(json.dumps({"weight_map": {**weight_map, "ghost": file_name}}))
     with pytest.raises(ValueError, match="disagree about ghost"):
@@ -150,15 +152,15 @@ def test_an_empty_or_absent_directory_is_refused(tmp_path, checkpoint):
     with pytest.raises(ValueError, match=r"config\.json is not JSON"):
         load_llada(checkpoint)
     (checkpoint / "config.json").write_text("[]")
-    with pytest.raises(ValueError, match="holds no JSON object"):
+    with pytest.raises(ValueError, match="does not hold a JSON object"):
         load_llada(checkpoint)
 
 
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"activation_type": "swiglu"}, "activation_type is 'swiglu'; only 'silu' is implemented"),
-        ({"block_group_size": 2}, "block_group_size is 2; only 1 is implemented"),
+        ({"activation_type": "swiglu"}, "activation_type is 'swiglu', but only 'silu' is implemented"),
+        ({"block_group_size": 2}, "block_group_size is 2, but only 1 is implemented"),
         ({"model_type": "llama"}, "model_type is 'llama'"),
         ({"include_bias": True}, "include_bias is True"),
         ({"mask_token_id": 384}, "mask_id 384 is outside a vocabulary of 384"),
@@ -219,7 +221,7 @@ def test_a_damaged_qwen_folder_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"lacks layers\.1\.mlp\.up_proj\.weight"):
         load_qwen3_embedding(tmp_path, num_registers=4, generator=generator_for("r"))
     reconfigure(tmp_path, model_type="llama")
-    with pytest.raises(ValueError, match="model_type is 'llama'; only 'qwen3'"):
+    with pytest.raises(ValueError, match="model_type is 'llama', but only 'qwen3'"):
         load_qwen3_embedding(tmp_path, num_registers=4, generator=generator_for("r"))
     reconfigure(tmp_path, model_type="qwen3", rope_parameters={"rope_type": "yarn", "rope_theta": 1e4})
     with pytest.raises(ValueError, match="rope type is 'yarn'"):
@@ -283,7 +285,7 @@ def test_a_save_that_fails_leaves_nothing_behind(tmp_path):
     ("values", "message"),
     [
         ({"format": "other"}, "not in this project's format"),
-        ({"format_version": 99}, "format version 99; this crocodil reads 1"),
+        ({"format_version": 99}, "format version 99; this crocodil reads 1 and 2"),
         ({"kind": "Sampler"}, "unknown kind of model 'Sampler'"),
         ({"config": {"width": 3}}, "fields of LLaDAConfig differ"),
         ({"config": None}, "expected the fields of LLaDAConfig"),
@@ -364,26 +366,26 @@ def test_int8_takes_a_quarter_of_the_size(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda w: w.pop(f"{MATRIX}.scale"), rf"lacks {MATRIX}\.scale: {MATRIX} is int8"),
-        (lambda w: w.update({MATRIX: w[MATRIX].float()}), f"{MATRIX} has a scale, and is no int8 matrix"),
+        (lambda w: w.pop(f"{MATRIX}.scale"), rf"lacks {MATRIX}\.scale, which the int8 matrix {MATRIX} needs"),
+        (lambda w: w.update({MATRIX: w[MATRIX].float()}), f"{MATRIX} has a scale, but is not an int8 matrix"),
         (
             lambda w: w.update({f"{MATRIX}.scale": torch.ones(48, 1)}),
-            r"scale has shape \(48, 1\), the config asks for \(48,\)",
+            r"scale has shape \(48, 1\), but the config requires \(48,\)",
         ),
         (lambda w: w[f"{MATRIX}.scale"][3].fill_(torch.nan), rf"{MATRIX}\.scale is damaged"),
         (lambda w: w[f"{MATRIX}.scale"][3].neg_(), rf"{MATRIX}\.scale is damaged"),
-        (lambda w: w.update({"ghost.scale": torch.ones(3)}), r"no place for: ghost\.scale"),
+        (lambda w: w.update({"ghost.scale": torch.ones(3)}), r"this model does not have: ghost\.scale"),
         (lambda w: w.update({MATRIX: w[MATRIX][1:]}), rf"{MATRIX} has shape \(47, 32\)"),
         (lambda w: w.update({"norm.weight": torch.ones(32, dtype=torch.int8)}), r"lacks norm\.weight\.scale"),
         (
             lambda w: w.update(
                 {"norm.weight": torch.ones(32, dtype=torch.int8), "norm.weight.scale": torch.ones(32)}
             ),
-            r"norm\.weight is int8, and no matrix",
+            r"norm\.weight is int8, but not a matrix",
         ),
     ],
 )
-def test_a_scale_too_many_too_few_or_damaged_is_one_line(rounded, change, message):
+def test_an_extra_missing_or_damaged_scale_is_an_error_of_one_line(rounded, change, message):
     rewrite(rounded / WEIGHTS, change)
     write_checksums(rounded)
     with pytest.raises(ValueError, match=message) as raised:
@@ -391,11 +393,11 @@ def test_a_scale_too_many_too_few_or_damaged_is_one_line(rounded, change, messag
     assert "\n" not in str(raised.value)
 
 
-def test_zeros_stay_zeros_and_what_is_not_finite_is_refused():
+def test_zero_rows_stay_zero_and_non_finite_values_are_refused():
     steps, scale = to_int8(torch.tensor([[0.0, 0.0], [1.0, -2.0]]))
     assert torch.equal(from_int8(steps, scale)[0], torch.zeros(2))
     assert steps[1].tolist() == [64, -127]
-    with pytest.raises(ValueError, match="not finite cannot be stored as int8"):
+    with pytest.raises(ValueError, match="NaN or infinite values cannot be stored as int8"):
         to_int8(torch.tensor([[1.0, torch.inf]]))
 
 

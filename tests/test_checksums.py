@@ -78,7 +78,7 @@ def test_a_folder_without_checksums_loads_and_cannot_be_verified(network):
     (network / "checksums.json").unlink()
     load_model(network)
     with pytest.raises(
-        ValueError, match=r"has no checksums.json: an older version wrote it, it cannot be checked"
+        ValueError, match=r"has no checksums.json: an older version wrote it, so it cannot be checked"
     ):
         verify(network)
 

@@ -10,7 +10,7 @@ from crocodil import __version__
 from crocodil.cli import main, options
 from crocodil.judges.folders import PACKAGED
 from crocodil.pipeline.folder import NETWORKS
-from crocodil.presets.runs import ADAPTED, FRESH
+from crocodil.presets.runs import FROM_PRETRAINED, FROM_SCRATCH
 from crocodil.processes.plan import RuleName
 from crocodil.processes.reveal import RULES
 from crocodil.reproduce.experiments import NAMES
@@ -114,7 +114,7 @@ def test_the_version_is_printed(capsys, monkeypatch):
 def test_the_names_on_the_command_line_are_those_of_the_library():
     assert get_args(RuleName) == tuple(RULES)
     assert get_args(options.Stage) == STAGES
-    assert get_args(options.Preset) == (*FRESH, *ADAPTED)
+    assert get_args(options.Preset) == (*FROM_SCRATCH, *FROM_PRETRAINED)
     assert get_args(options.Protocol) == tuple(PROTOCOLS)
     assert get_args(options.Network) == tuple(NETWORKS)
     assert get_args(options.Judge) == tuple(PACKAGED)

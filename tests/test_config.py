@@ -36,7 +36,7 @@ class Outer:
         ({"width": True}, "Inner: width should be a valid integer, not True"),
         ({"width": None, "heads": []}, r"Inner: width should be a valid integer, not None \(and 1 more\)"),
         ({}, "Inner: width is missing"),
-        ({"width": 8, "depth": 3}, "Inner: depth is no field of it"),
+        ({"width": 8, "depth": 3}, "Inner: depth is not a known field"),
     ],
 )
 def test_a_wrong_value_is_one_line_that_names_the_field(values, message):

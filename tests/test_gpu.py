@@ -5,30 +5,22 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import tiny
 import torch
 from tiny import CONDITIONAL, MASK
 from tiny_judges import PROGRAMS, save_language_model
 
-from crocodil.checkpoints.format import save_model
 from crocodil.checkpoints.llada import load_llada
 from crocodil.judges import LanguageModel
-from crocodil.models.register_encoder import RegisterEncoder
-from crocodil.objectives import PriorObjective
-from crocodil.presets import runs as presets
 from crocodil.processes.reveal import AboveThreshold, AtRandom, MostConfident, Remask, RemaskByConfidence
-from crocodil.runtime.distributed import Ranks
 from crocodil.runtime.graphs import Recorder
 from crocodil.sampling.algorithms import con_then_disc, con_within_disc, draw_registers
 from crocodil.sampling.configs import Decoding, Drawing
 from crocodil.sampling.decode import PLAIN, Engine
 from crocodil.sampling.guidance import Guided
 from crocodil.sampling.state import Canvas
-from crocodil.seeding import Streams, generator_for
-from crocodil.training.loop import prepare, recorder_for, start, take_step
-from crocodil.training.run import Place, conditional_stage
+from crocodil.seeding import Streams
 
 pytestmark = [
     pytest.mark.gpu,
@@ -139,37 +131,3 @@ def test_a_judge_says_in_bfloat16_what_it_says_in_float32(tmp_path):
     assert (features.device.type, features.dtype) == ("cpu", torch.float32)
     assert torch.cosine_similarity(features, here.features(PROGRAMS)).min() > 0.95
     assert here.fingerprint != there.fingerprint
-
-
-@pytest.mark.parametrize("compiled", [False, True])
-def test_recorded_steps_train_as_plain_ones_do(corpus, tmp_path, compiled):
-    run = presets.tiny(corpus)
-    run = replace(
-        run,
-        lengths=(64, 48),
-        conditional=replace(run.conditional, self_conditioned=True),
-        encoder=replace(run.encoder, across_text=True, causal=False),
-        prior_objective=PriorObjective(bare_rate=0.5),
-    )
-    encoder = RegisterEncoder(run.encoder).init_weights(generator_for("encoder"))
-    save_model(encoder, tmp_path / "guided" / "model" / "encoder")
-    for split in ("train", "valid"):
-        for length in run.lengths:
-            directory = tmp_path / "registers" / f"{split}-{length}"
-            directory.mkdir(parents=True)
-            bank = np.random.default_rng(0).normal(size=(len(corpus.programs(split, length=length)), 4, 32))
-            np.save(directory / "registers.npy", bank.astype(np.float16))
-
-    def trained(**how):
-        ranks = Ranks(device="cuda")
-        stage, loop = conditional_stage(run, Place(corpus, tmp_path, tmp_path, ranks))
-        loop = replace(loop, optimiser="muon", compile_blocks=compiled, **how)
-        prepare(stage, loop, ranks)
-        state, recorder = start(stage, loop, ranks), recorder_for(loop, ranks)
-        losses = [take_step(stage, state, loop, recorder).losses.item() for _ in range(6)]
-        return losses, {name: one.detach().clone() for name, one in state.parameters.items()}
-
-    (plain_losses, plain), (recorded_losses, recorded) = trained(), trained(record_steps=True)
-    assert recorded_losses == pytest.approx(plain_losses, rel=1e-3)
-    for name, one in plain.items():
-        assert torch.allclose(one, recorded[name], atol=2e-3), name

@@ -1,4 +1,4 @@
-"""A tiny model of real parts learns a tiny world: every stage of the paper in seconds."""
+"""Tiny real networks overfit eight programs: every stage of the paper in seconds."""
 
 from dataclasses import replace
 
@@ -48,7 +48,7 @@ def test_a_tiny_model_overfits_eight_programs_and_decodes_them_back(autoencoder,
     assert samples.cost.demasker_calls == num_calls
 
 
-def test_fewer_registers_still_decode_but_say_less(autoencoder):
+def test_fewer_registers_decode_with_a_higher_loss(autoencoder):
     encoder, demasker = autoencoder
     rows = torch.ones(8, LENGTH, dtype=torch.bool)
     hidden = torch.full((8, LENGTH), MASK)
@@ -60,7 +60,7 @@ def test_fewer_registers_still_decode_but_say_less(autoencoder):
     assert losses[0] > 1 > losses[1] > losses[2]
 
 
-def test_a_prior_over_their_registers_generates_the_programs_again(autoencoder):
+def test_a_prior_over_their_registers_generates_the_programs(autoencoder):
     encoder, demasker = autoencoder
     registers = encoder(BATCH).detach()
     prior = tiny.denoiser(replace(tiny.DENOISER, width=64, **REGISTERS))
@@ -78,10 +78,10 @@ def test_a_prior_over_their_registers_generates_the_programs_again(autoencoder):
     ).tokens
     known = (generated[:, None] == PROGRAMS).all(dim=2)
     assert known.any(dim=1).float().mean() > 0.8
-    assert known.any(dim=0).sum() >= 6  # and not the same one all the time
+    assert known.any(dim=0).sum() >= 6  # and not always the same one
 
 
-def test_the_base_learns_what_its_context_tells():
+def test_the_base_predicts_hidden_tokens_from_their_context():
     base = tiny.llada(BACKBONE)
     tiny.overfit(
         lambda streams: base_loss(base, BATCH, mask_id=MASK, streams=streams),

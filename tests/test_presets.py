@@ -1,4 +1,4 @@
-"""Shapes and numbers of the paper and of the built-in model; ablations by what they change. No weights."""
+"""The shapes and numbers of the paper and of the built-in model, and the fields that ablations change."""
 
 from dataclasses import asdict, replace
 
@@ -13,8 +13,8 @@ from crocodil.objectives import sample_visible_registers
 from crocodil.presets import models
 from crocodil.presets.runs import ABLATIONS, paper, paper_one_gpu, paper_plus, preset, small, tiny
 from crocodil.seeding import Streams, generator_for
-from crocodil.training.adapting import begin_as_base
-from crocodil.training.run import Pretrained
+from crocodil.training.adapting import init_from_base
+from crocodil.training.run_config import Pretrained
 
 MIB = 1 << 20
 
@@ -38,7 +38,7 @@ def test_the_papers_demasker_adds_only_the_interface_to_llada_8b():
 
 
 def built_in(corpus):
-    """The run of the built-in model, with the vocabulary that it has."""
+    """The run of the built-in model, with its vocabulary."""
     run = small(corpus)
     backbone = replace(run.demasker.backbone, vocab_size=8192)
     return replace(
@@ -48,14 +48,14 @@ def built_in(corpus):
     )
 
 
-def test_what_ships_of_small_is_below_80_mib_at_a_byte_a_weight_with_room_for_scales(corpus):
+def test_the_shipped_networks_of_small_take_less_than_80_mib_at_a_byte_per_weight(corpus):
     run = built_in(corpus)
     with torch.device("meta"):
         shipped = [Demasker(run.demasker), RegisterEncoder(run.encoder), RegisterDenoiser(run.conditional)]
     assert 70 * MIB < sum(count(network) for network in shipped) < 77 * MIB
 
 
-def test_the_encoder_of_small_can_begin_as_its_base(corpus):
+def test_the_encoder_of_small_can_be_initialised_from_its_base(corpus):
     run = built_in(corpus)
     with torch.device("meta"):
         encoder, base = RegisterEncoder(run.encoder), LLaDA(run.demasker.backbone)
@@ -63,15 +63,15 @@ def test_the_encoder_of_small_can_begin_as_its_base(corpus):
     for network, value in ((base, 1.0), (encoder, 0.0)):
         for parameter in network.to_empty(device="cpu").parameters():
             torch.nn.init.constant_(parameter, value)
-    begin_as_base(encoder, base, generator_for("registers"))
+    init_from_base(encoder, base, generator_for("registers"))
     assert encoder.backbone.layers[-1].mlp.down_proj.weight.eq(1).all()
 
 
-# ---------------------------------------------------------------- the paper's run, and what we add
+# ---------------------------------------------------------------- the paper's run, and our additions
 
 
 def flat(config):
-    """Every field of a run by its dotted name."""
+    """Return all fields of a run by their dotted names."""
     found = {}
     for name, value in config.items():
         found |= (
@@ -83,12 +83,12 @@ def flat(config):
 
 
 def changes(before, after):
-    """The fields in which two runs differ, with the new values."""
+    """Return the fields in which two runs differ, with the new values."""
     old, new = flat(asdict(before)), flat(asdict(after))
     return {name: value for name, value in new.items() if old.get(name) != value}
 
 
-def test_preset_paper_is_the_papers_numbers_and_nothing_beside(corpus):
+def test_preset_paper_has_the_papers_numbers_and_no_additions(corpus):
     run = paper(corpus, Pretrained())
     guided, prior = run.guided_objective, run.prior_objective
     assert run.lengths == (4096,)  # Sec. 5
@@ -103,7 +103,7 @@ def test_preset_paper_is_the_papers_numbers_and_nothing_beside(corpus):
     assert {run.guided_loop.optimiser, run.prior_loop.optimiser} == {"adamw"}
 
 
-def test_what_we_add_to_the_paper_is_a_preset_of_its_own(corpus):
+def test_our_additions_to_the_paper_are_preset_paper_plus(corpus):
     run, plus = paper(corpus, Pretrained()), paper_plus(corpus, Pretrained())
     assert changes(run, plus) == {
         "guided_objective.empty_prefix_rate": 0.1,
@@ -116,13 +116,13 @@ def test_what_we_add_to_the_paper_is_a_preset_of_its_own(corpus):
     assert preset("paper-plus", corpus, Pretrained()) == plus
 
 
-def test_one_gpu_has_the_papers_objectives(corpus):
+def test_preset_paper_one_gpu_has_the_papers_objectives(corpus):
     changed = changes(paper(corpus, Pretrained()), paper_one_gpu(corpus, Pretrained()))
     assert {name.split(".")[0] for name in changed} == {"lengths", "base_loop", "guided_loop", "lora"}
     assert changed["lengths"] == (512,)
 
 
-# ---------------------------------------------------------------- ablations, by what they change
+# ---------------------------------------------------------------- ablations
 
 PRESETS = {
     "tiny": tiny,
@@ -132,7 +132,7 @@ PRESETS = {
 }
 BEFORE_TEXT = {"demasker.across_text": False, "encoder.across_text": False}
 LITERAL = {**BEFORE_TEXT, "demasker.literal_positions": True}
-NAMED = {  # what an ablation may change: where a preset has it so already, it stays
+NAMED = {  # the fields that an ablation sets
     "without register noise": {"guided_objective.register_cosine": 1.0},
     "without nested dropout": {"guided_objective.nested_dropout": False},
     "without all-mask samples": {"guided_objective.all_mask_rate": 0.0},
@@ -161,23 +161,23 @@ NAMED = {  # what an ablation may change: where a preset has it so already, it s
 
 @pytest.mark.parametrize("name", ABLATIONS)
 @pytest.mark.parametrize("kind", PRESETS)
-def test_an_ablation_changes_the_fields_that_it_names_in_every_preset_and_no_other(corpus, name, kind):
+def test_an_ablation_changes_only_its_fields_in_every_preset(corpus, name, kind):
     run = PRESETS[kind](corpus)
     other = ABLATIONS[name](run)
     before, wanted = flat(asdict(run)), dict(NAMED[name])
     if name == "as printed":
         wanted |= {f"{prior}.num_registers": run.encoder.num_registers for prior in ("prior", "conditional")}
         if kind == "tiny":
-            del wanted["encoder_warmup_steps"]  # of 120 steps in all
+            del wanted["encoder_warmup_steps"]  # it has only 120 steps
     expected = {field: value for field, value in wanted.items() if before[field] != value}
     assert changes(run, other) == expected
     assert expected
-    with torch.device("meta"):  # and its networks can be built
+    with torch.device("meta"):  # its networks can be built
         Demasker(other.demasker), RegisterEncoder(other.encoder)
         RegisterDenoiser(other.prior), RegisterDenoiser(other.conditional)
 
 
-def test_without_nested_dropout_all_registers_are_seen_whatever_lengths_a_preset_names(corpus):
+def test_without_nested_dropout_all_registers_are_visible_in_every_preset(corpus):
     run = small(corpus)
     other = ABLATIONS["without nested dropout"](run)
     streams = Streams.of("prefix", samples=range(200))
@@ -185,11 +185,11 @@ def test_without_nested_dropout_all_registers_are_seen_whatever_lengths_a_preset
         set(sample_visible_registers(64, one.guided_objective, streams).tolist()) for one in (run, other)
     )
     assert seen == {0, 1, 2, 4, 8, 16, 32, 64}
-    assert all_seen == {0, 64}  # none, as the preset's rate of empty prefixes says
+    assert all_seen == {0, 64}  # none, at the preset's rate of empty prefixes
 
 
 @pytest.mark.parametrize("kind", PRESETS)
-def test_as_printed_is_the_same_method_whatever_it_started_from(corpus, kind):
+def test_as_printed_is_the_same_method_from_every_preset(corpus, kind):
     printed = ABLATIONS["as printed"](PRESETS[kind](corpus))
     papers = ABLATIONS["as printed"](paper(corpus, Pretrained()))
     assert printed.guided_objective == papers.guided_objective

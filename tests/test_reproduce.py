@@ -63,7 +63,7 @@ from crocodil.reproduce.sweep import best, candidate_of, finalists
 from crocodil.runtime.atomic import locked
 from crocodil.sampling.configs import Decoding, Drawing
 from crocodil.seeding import generator_for
-from crocodil.training.run import Place, base_stage, conditional_stage, guided_stage, prior_stage
+from crocodil.training.stage_setup import Workspace, base_stage, conditional_stage, guided_stage, prior_stage
 
 NETWORKS = {
     "demasker": "guided/model/demasker",
@@ -402,7 +402,7 @@ def test_the_bases_compute_is_compared_with_all_compute_of_the_guided_model(pipe
 
 def test_compute_is_counted_as_training_counts_it(pipe, corpus, trained):
     """Registers, START and END, attention and the rows of the head count too."""
-    pipe, place = with_base(pipe, trained / BASE), Place(corpus, trained, trained)
+    pipe, place = with_base(pipe, trained / BASE), Workspace(corpus, trained, trained)
     run = tiny(corpus)
     spent = stage_flops(pipe, asdict(run))
     builds = {"base": base_stage, "guided": guided_stage, "prior": prior_stage, "conditional": conditional_stage}

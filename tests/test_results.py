@@ -15,7 +15,7 @@ from crocodil.reproduce.experiments.training_compute import base_compute_share
 from crocodil.reproduce.figures import can_draw
 from crocodil.reproduce.report import TITLE, report, summary, timed
 from crocodil.reproduce.sweep import candidate_of, own_candidate
-from crocodil.training.run import read_record
+from crocodil.training.run_config import read_run_file
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "results"
@@ -64,7 +64,7 @@ def test_the_rows_are_of_the_built_in_model_and_of_the_base_beside_them(rows, pi
 
 
 def test_the_bases_share_of_compute_follows_from_the_records_of_the_runs(rows, found, pipe):
-    training = {"run": read_record(RESULTS / "training"), "base": read_record(RESULTS / "base")}
+    training = {"run": read_run_file(RESULTS / "training"), "base": read_run_file(RESULTS / "base")}
     share, with_priors = (base_compute_share(pipe, training, with_priors=priors) for priors in (False, True))
     assert share == pytest.approx(0.90, abs=0.005)
     assert with_priors == pytest.approx(0.74, abs=0.005)
@@ -127,7 +127,7 @@ def test_rows_name_the_settings_that_their_method_generated_with(rows, pipe):
 def test_what_the_built_in_model_cannot_do_is_said(pipe):
     kept, trained = (
         pipe.settings.drawing.num_registers,
-        {0, *read_record(RESULTS / "base")["guided_objective"]["prefix_lengths"]},
+        {0, *read_run_file(RESULTS / "base")["guided_objective"]["prefix_lengths"]},
     )
     assert kept not in trained
     for file in (README, CARD):

@@ -1,7 +1,7 @@
-"""What is minimised: plain masked diffusion and Algorithms 1, 4 and 5, a function each.
+"""Training losses: plain masked diffusion and Algorithms 1, 4 and 5, one function each.
 
-Each function takes one batch and a stream of random numbers for each of its samples, and returns the loss.
-Knows no optimiser, no file, and none of what happens between steps.
+Each function takes one batch and one stream of random numbers per sample, and returns the loss. Optimisers,
+files and the training loop are elsewhere.
 """
 
 from collections.abc import Callable
@@ -28,40 +28,40 @@ from crocodil.runtime.config import Amount, Cosine, Positive, Share, config
 from crocodil.seeding import Streams
 from crocodil.shapes import PerSample, Positions, PrefixLength, RegisterBank, RegisterTime, TokenIds
 
-Encode: TypeAlias = Callable[[TokenIds, Positions | None], RegisterBank]  # tokens, which are hidden
+Encode: TypeAlias = Callable[[TokenIds, Positions | None], RegisterBank]  # (tokens, hidden positions) -> registers
 Loss: TypeAlias = Float[Tensor, ""]
 
 
 @config
 class DemaskerObjective:
-    """The choices inside Algorithm 1; the paper's ablations are other values of these fields."""
+    """Options of Algorithm 1; the paper's ablations are other values of these fields."""
 
     register_cosine: Cosine = 0.8  # Alg. 1, line 5; 1 trains without register noise (Fig. 7)
     all_mask_rate: Share = 0.25  # App. C, "all-mask utilization schedule"
     nested_dropout: bool = True  # App. C
-    prefix_ends_with_block: bool = False  # k only at ends of blocks (decision D2)
-    prefix_lengths: tuple[Amount, ...] = ()  # k only among these, one as often as it is named (decision D2)
-    empty_prefix_rate: Share = 0.1  # k = 0 (decision D14)
-    given_rate: Share = 0.1  # how often a prefix, a suffix or both are given (decision D24); 0 in the paper
-    partial_rate: Share = 0.0  # how often the encoder reads but a part, as for a condition (decision D30)
+    prefix_ends_with_block: bool = False  # draw k only from the ends of blocks (decision D2)
+    prefix_lengths: tuple[Amount, ...] = ()  # draw k only from this list; repeats raise the odds (D2)
+    empty_prefix_rate: Share = 0.1  # how often k = 0 (decision D14)
+    given_rate: Share = 0.1  # how often a prefix, suffix or both are given (decision D24); 0 in the paper
+    partial_rate: Share = 0.0  # how often the encoder sees only part of the text, as in a condition (D30)
 
 
 @config
 class PriorObjective:
-    """The choices inside Algorithms 4 and 5."""
+    """Options of Algorithms 4 and 5."""
 
-    largest_offset: Share = 0.1  # of the block offsets (decision D4); 0 trains without them (App. G)
-    time_shift: Positive = 1.0  # above 1 more of the diffusion times are noisy, below 1 fewer (`shifted_time`)
-    condition_drop_rate: Share = 0.1  # how often Algorithm 4 shows the null condition (decision D15)
-    given_rate: Share = 0.25  # how often only a prefix, a suffix or both are visible (D24); 0 in the paper
-    bare_rate: Share = 0.0  # share of a batch with a bare canvas: one denoiser is then both priors (D15)
-    self_condition_rate: Share = 0.5  # share that sees an earlier guess, if the denoiser can (D25)
+    largest_offset: Share = 0.1  # largest block offset (decision D4); 0 trains without offsets (App. G)
+    time_shift: Positive = 1.0  # above 1: more noisy diffusion times, below 1: fewer (`shifted_time`)
+    condition_drop_rate: Share = 0.1  # how often Algorithm 4 uses the null condition (decision D15)
+    given_rate: Share = 0.25  # how often only a prefix, suffix or both are visible (D24); 0 in the paper
+    bare_rate: Share = 0.0  # share of a batch with a fully masked canvas, for one denoiser as both priors (D15)
+    self_condition_rate: Share = 0.5  # share of a batch that is given a guess, if self-conditioned (D25)
 
 
 def base_loss(
     demasker: LLaDA, tokens: TokenIds, *, mask_id: int, streams: Streams, time: PerSample | None = None
 ) -> Loss:
-    """Plain masked diffusion: Eq. 5 without guidance. `time` is drawn unless given (stratified, say)."""
+    """Return the loss of plain masked diffusion: Eq. 5 without guidance. `time` is drawn if not given."""
     mask_prob = mask_prob_at(streams.at("time").uniform() if time is None else time)
     noisy_tokens, hidden = mask_tokens(tokens, mask_prob, mask_id=mask_id, streams=streams.at("mask"))
     return demasking_loss(demasker(noisy_tokens, rows=hidden), tokens, hidden, mask_prob)
@@ -77,15 +77,15 @@ def guided_loss(
     streams: Streams,
     time: PerSample | None = None,
 ) -> Loss:
-    """Algorithm 1: one step of robust encoder-demasker training. `time` is drawn unless given."""
+    """Algorithm 1: return the loss of robust encoder-demasker training. `time` is drawn if not given."""
     time = streams.at("time").uniform() if time is None else time  # line 2
-    mask_prob = _sometimes_one(mask_prob_at(time), objective.all_mask_rate, streams.at("all-mask"))
+    mask_prob = _mask_some_fully(mask_prob_at(time), objective.all_mask_rate, streams.at("all-mask"))
     given = sample_given(tokens.shape[1], objective.given_rate, streams=streams.at("given"))
     noisy_tokens, hidden = mask_tokens(  # line 3
         tokens, mask_prob, mask_id=mask_id, streams=streams.at("mask"), given=given & (mask_prob < 1)[:, None]
     )
-    unseen = _sometimes_unseen(tokens, objective, streams.at("unseen")) if objective.partial_rate else None
-    registers = encode(tokens, unseen)  # line 4
+    encoder_hidden = _encoder_hidden(tokens, objective, streams.at("unseen")) if objective.partial_rate else None
+    registers = encode(tokens, encoder_hidden)  # line 4
     std = noise_std_for_cosine(objective.register_cosine)
     noisy_registers = perturb(registers, std=std, streams=streams.at("register noise"))  # line 5
     prefix_length = sample_visible_registers(registers.shape[1], objective, streams.at("prefix"))
@@ -96,9 +96,9 @@ def guided_loss(
 def prior_loss(
     denoiser: RegisterDenoiser, registers: RegisterBank, *, objective: PriorObjective, streams: Streams
 ) -> Loss:
-    """Algorithm 5: the unconditional prior, on registers z_0 = h_phi(x_0) of the frozen encoder (line 3)."""
+    """Algorithm 5: return the loss of the unconditional prior on registers of the frozen encoder (line 3)."""
     noisy_registers, time = _diffuse(registers, objective, streams)  # lines 2 and 4
-    return F.mse_loss(_denoised(denoiser, noisy_registers, time, objective), registers)  # line 5
+    return F.mse_loss(_denoise(denoiser, noisy_registers, time, objective), registers)  # line 5
 
 
 def conditional_prior_loss(
@@ -111,40 +111,41 @@ def conditional_prior_loss(
     mask_id: int,
     streams: Streams,
 ) -> Loss:
-    """Algorithm 4: the conditional prior, on registers z_0 = h_phi(x_0) of the frozen encoder (line 2).
+    """Algorithm 4: return the loss of the conditional prior on registers of the frozen encoder (line 2).
 
-    `encode_condition` is h_phi, held fixed by the caller, or a second encoder h_mu that learns along
-    (Sec. 4.3.2, comment iii). `tokens` are of the last samples; the others have a bare canvas, as where generation
-    starts, which is encoded once for all of them.
+    `encode_condition` is h_phi, kept fixed by the caller, or a second encoder h_mu that is trained too
+    (Sec. 4.3.2, comment iii). `tokens` belong to the last samples of the batch. The other samples are conditioned
+    on the fully masked canvas with which generation starts; it is encoded once for all of them.
     """
     noisy_registers, time = _diffuse(registers, objective, streams)  # lines 3-4
     num_bare = len(registers) - len(tokens)
-    own = Streams(streams.keys[num_bare:])
-    condition = encode_condition(*_partly_visible(tokens, objective, mask_id, own))  # lines 5-6
-    keep = own.at("keep condition").uniform() >= objective.condition_drop_rate
-    predicted = _denoised(denoiser, noisy_registers[num_bare:], time[num_bare:], objective, condition, keep)
+    condition_streams = Streams(streams.keys[num_bare:])
+    condition = encode_condition(*_mask_condition(tokens, objective, mask_id, condition_streams))  # lines 5-6
+    keep = condition_streams.at("keep condition").uniform() >= objective.condition_drop_rate
+    predicted = _denoise(denoiser, noisy_registers[num_bare:], time[num_bare:], objective, condition, keep)
     if num_bare:
         bare = encode_condition(*bare_canvas(tokens, mask_id=mask_id))
-        of_bare = _denoised(denoiser, noisy_registers[:num_bare], time[:num_bare], objective, bare)
-        predicted = torch.cat([of_bare, predicted])
+        predicted_bare = _denoise(denoiser, noisy_registers[:num_bare], time[:num_bare], objective, bare)
+        predicted = torch.cat([predicted_bare, predicted])
     return F.mse_loss(predicted, registers)  # line 7
 
 
-def _sometimes_unseen(tokens: TokenIds, objective: DemaskerObjective, streams: Streams) -> Positions:
-    """What the encoder does not see: nothing of most samples, some share of the others."""
+def _encoder_hidden(tokens: TokenIds, objective: DemaskerObjective, streams: Streams) -> Positions:
+    """Sample the positions hidden from the encoder: none in most samples, a random share in the others."""
     chosen = streams.at("chosen").uniform() < objective.partial_rate
     share = streams.at("share").uniform() * chosen
     return streams.at("places").uniform(tokens.shape[1]) < share[:, None]
 
 
-def _partly_visible(tokens: TokenIds, objective: PriorObjective, mask_id: int, streams: Streams) -> Masked:
+def _mask_condition(tokens: TokenIds, objective: PriorObjective, mask_id: int, streams: Streams) -> Masked:
+    """Mask the tokens that the condition is computed from."""
     given = sample_given(tokens.shape[1], objective.given_rate, streams=streams.at("given"))
-    # Where something is given, nothing else is visible: this is how decoding with given tokens begins.
+    # If tokens are given, all others are hidden: decoding with given tokens starts like this.
     mask_prob = streams.at("mask time").uniform().masked_fill(given.any(dim=1), 1.0)
     return mask_tokens(tokens, mask_prob, mask_id=mask_id, streams=streams.at("mask"), given=given)
 
 
-def _denoised(
+def _denoise(
     denoiser: RegisterDenoiser,
     noisy_registers: RegisterBank,
     time: RegisterTime,
@@ -152,23 +153,25 @@ def _denoised(
     condition: Float[Tensor, "_ C E"] | None = None,
     keep: Bool[Tensor, "B"] | None = None,
 ) -> RegisterBank:
-    """The clean bank; some samples see what the network guessed without seeing a guess (decision D25)."""
+    """Predict the clean bank; part of the batch sees a first prediction as its guess (decision D25)."""
     if not denoiser.config.self_conditioned:
         return denoiser(noisy_registers, time, condition=condition, keep_condition=keep)
-    guess, num_seeing = torch.zeros_like(noisy_registers), round(objective.self_condition_rate * len(time))
-    if num_seeing:
+    guess, num_guessed = torch.zeros_like(noisy_registers), round(objective.self_condition_rate * len(time))
+    if num_guessed:
         with torch.no_grad():
-            guess[:num_seeing] = denoiser(
-                noisy_registers[:num_seeing],
-                time[:num_seeing],
-                condition=None if condition is None else condition[:num_seeing],  # one row stays one
-                keep_condition=None if keep is None else keep[:num_seeing],
+            guess[:num_guessed] = denoiser(
+                noisy_registers[:num_guessed],
+                time[:num_guessed],
+                condition=None
+                if condition is None
+                else condition[:num_guessed],  # a shared condition keeps one row
+                keep_condition=None if keep is None else keep[:num_guessed],
             )
     return denoiser(noisy_registers, time, guess=guess, condition=condition, keep_condition=keep)
 
 
 def sample_visible_registers(num_registers: int, objective: DemaskerObjective, streams: Streams) -> PrefixLength:
-    """k: how many registers the demasker may see (App. C; decisions D2 and D14)."""
+    """Sample k, the number of registers that the demasker sees (App. C; decisions D2 and D14)."""
     if not objective.nested_dropout:
         length = torch.full_like(streams.keys, num_registers)
     elif objective.prefix_lengths:
@@ -182,14 +185,14 @@ def sample_visible_registers(num_registers: int, objective: DemaskerObjective, s
     return length.masked_fill(empty, 0)
 
 
-def _sometimes_one(mask_prob: PerSample, rate: float, streams: Streams) -> PerSample:
+def _mask_some_fully(mask_prob: PerSample, rate: float, streams: Streams) -> PerSample:
     return mask_prob.masked_fill(streams.uniform() < rate, 1.0)
 
 
 def _diffuse(
     registers: RegisterBank, objective: PriorObjective, streams: Streams
 ) -> tuple[RegisterBank, Float[Tensor, "B K"]]:
-    """z_s and the effective time of every register."""
+    """Return z_s and the effective time of every register."""
     num_registers, width = registers.shape[1:]
     offsets = block_offsets(block_index(num_registers, registers.device), largest=objective.largest_offset)
     base_time = sample_base_time(offsets, streams=streams.at("time"))

@@ -1,9 +1,9 @@
-"""Where randomness comes from: a number is fixed by the name of its draw, never by what ran before it.
+"""Random numbers that depend only on the name of the draw, never on earlier draws.
 
-`Streams` gives every sample of a batch a stream of its own, so that results depend neither on the batch
-size, nor on the number of ranks, nor on where a run was resumed. It holds no state: the same name gives
-the same numbers again. The generator is Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy
-as 1, 2, 3", 2011) written in tensor operations, so a whole batch draws at once on whatever device it is.
+`Streams` gives every sample of a batch its own stream, so results do not depend on the batch size, the number of
+ranks or the step from which a run was resumed. It has no state: the same name gives the same numbers. The
+generator is Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011) in tensor
+operations, so a whole batch draws at once on any device.
 """
 
 import hashlib
@@ -22,20 +22,20 @@ _NUM_ROUNDS = 10
 
 
 def generator_for(*key: str | int, device: str | torch.device = "cpu") -> torch.Generator:
-    """A generator determined by `key` alone, for what belongs to no sample: the initial weights, say."""
+    """Return a generator seeded by `key`, for draws that belong to no sample, such as initial weights."""
     return torch.Generator(device).manual_seed(_digest(*key) >> 1)
 
 
 @dataclass(frozen=True)
 class Streams:
-    """One stream of random numbers for each sample of a batch; every draw from it has a name."""
+    """One stream of random numbers per sample of a batch; every draw has a name."""
 
     keys: Int[Tensor, "B"]  # 64 bits each
 
     @classmethod
     def of(cls, *key: str | int, samples: Sequence[int] | range, device: str | torch.device = "cpu") -> "Streams":
-        """The streams of these sample indices under `key`, e.g. ("train", seed, step)."""
-        if isinstance(samples, range):  # made where it is needed: a copy would wait for all that runs there
+        """Return the streams of these sample indices under `key`, e.g. ("train", seed, step)."""
+        if isinstance(samples, range):  # created on the device: a copy from the host would synchronise
             indices = torch.arange(samples.start, samples.stop, samples.step, device=device)
         else:
             indices = torch.tensor(list(samples), dtype=torch.int64, device=device)
@@ -46,18 +46,18 @@ class Streams:
         return len(self.keys)
 
     def __getitem__(self, samples: Int[Tensor, "R"]) -> "Streams":
-        """The streams of these rows of the batch; a row may come several times."""
+        """Return the streams of these rows of the batch; rows may repeat."""
         return Streams(self.keys[samples])
 
     def at(self, *name: str | int | Int[Tensor, "B"]) -> "Streams":
-        """The streams of a named draw: `streams.at("mask")`, `streams.at("call", 3)`."""
+        """Return the streams of a named draw: `streams.at("mask")`, `streams.at("call", 3)`."""
         keys = self.keys
         for part in name:
             keys = _fold(keys, part)
         return Streams(keys)
 
     def uniform(self, *shape: int, dtype: torch.dtype = torch.float32) -> Float[Tensor, "B ..."]:
-        """Uniform on the open interval (0, 1): 23 random bits in float32, 52 in float64."""
+        """Draw uniform numbers on the open interval (0, 1): 23 random bits in float32, 52 in float64."""
         count = math.prod(shape)
         if dtype == torch.float64:
             words = self._words(2 * count).view(len(self), count, 2)
@@ -68,7 +68,7 @@ class Streams:
         return unit.view(len(self), *shape)
 
     def normal(self, *shape: int) -> Float[Tensor, "B ..."]:
-        """Standard normal, by the Box-Muller transform."""
+        """Draw standard normal numbers by the Box-Muller transform."""
         count = math.prod(shape)
         radius, turn = self.uniform(2, (count + 1) // 2).unbind(1)
         radius, angle = (-2 * radius.log()).sqrt(), 2 * math.pi * turn
@@ -76,12 +76,12 @@ class Streams:
         return pairs[:, :count].reshape(len(self), *shape)
 
     def integers(self, low: int, high: int) -> Int[Tensor, "B"]:
-        """One integer a sample, uniform over low..high, both included."""
+        """Draw one integer per sample, uniform over low..high, both included."""
         span = high - low + 1
         return low + (self.uniform(dtype=torch.float64) * span).long()
 
     def _words(self, count: int) -> Int[Tensor, "B {count}"]:
-        """`count` random words of 32 bits a sample."""
+        """Draw `count` random 32-bit words per sample."""
         index = torch.arange((count + 3) // 4, device=self.keys.device).expand(len(self), -1)
         zero = torch.zeros_like(index)
         words = philox((index & _WORD, index >> 32, zero, zero), _halves(self.keys[:, None]))
@@ -92,7 +92,7 @@ Words4 = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 def philox(counter: Words4, key: tuple[Tensor, Tensor]) -> Words4:
-    """Philox4x32-10: four random words for each counter under each key; 32-bit words held in int64."""
+    """Philox4x32-10: return four random words per counter and key; 32-bit words are held in int64."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(_NUM_ROUNDS):
@@ -104,7 +104,7 @@ def philox(counter: Words4, key: tuple[Tensor, Tensor]) -> Words4:
 
 
 def _fold(keys: Int[Tensor, "B"], part: str | int | Int[Tensor, "B"]) -> Int[Tensor, "B"]:
-    """The keys of other streams: SplitMix64's mixer, far cheaper than a draw (Steele et al., 2014)."""
+    """Derive new keys with SplitMix64's mixer, which is far cheaper than a draw (Steele et al., 2014)."""
     if isinstance(part, str):
         part = _as_int64(_digest(part))
     mixed = keys * _GOLDEN + part
@@ -114,23 +114,23 @@ def _fold(keys: Int[Tensor, "B"], part: str | int | Int[Tensor, "B"]) -> Int[Ten
 
 
 def _halves(bits: Tensor) -> tuple[Tensor, Tensor]:
-    """The low and the high 32 bits."""
+    """Return the low and the high 32 bits."""
     return bits & _WORD, _shift_right(bits, 32)
 
 
 def _shift_right(bits: Tensor, count: int) -> Tensor:
-    """Without the sign that torch's arithmetic shift drags in."""
+    """Shift right and fill with zeros; torch shifts in the sign bit."""
     return (bits >> count) & ((1 << (64 - count)) - 1)
 
 
-# Constant to a compiler, which else would take it for a number that changes.
+# Tell torch.compile that the result is constant; otherwise it would treat it as a changing number.
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _digest(*key: str | int) -> int:
     return int.from_bytes(hashlib.blake2b(repr(key).encode(), digest_size=8).digest(), "big")
 
 
 def _as_int64(bits: int) -> int:
-    """The same 64 bits read as a signed number."""
+    """Return the same 64 bits as a signed number."""
     return bits - (1 << 64) if bits >= 1 << 63 else bits
 
 

@@ -1,19 +1,19 @@
-"""The tensors of the paper, by name.
+"""Names for the tensor shapes of the paper.
 
-B sequences, N token positions, V vocabulary, K registers, D register width; R rows picked out of the
-B x N positions. The test run checks every annotated shape; production does not pay for it.
+B sequences, N token positions, V vocabulary size, K registers, D register width, R rows selected from the B x N
+positions. Shapes are checked when the tests run; outside the tests the annotations cost nothing.
 """
 
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 TokenIds = Int[Tensor, "B N"]
-Positions = Bool[Tensor, "B N"]  # a subset of all positions: the hidden ones, the visible ones ...
-Places = Int[Tensor, "B P"]  # the same number of positions of every sequence, by index
+Positions = Bool[Tensor, "B N"]  # a mask over positions, for example the hidden ones
+Places = Int[Tensor, "B P"]  # position indices, the same number in every sequence
 Logits = Float[Tensor, "B N V"]
 RowTokens = Int[Tensor, "R"]
 RowLogits = Float[Tensor, "R V"]
 PerSample = Float[Tensor, "B"]
 PrefixLength = Int[Tensor, "B"]
 RegisterBank = Float[Tensor, "B K D"]
-RegisterTime = Float[Tensor, "B K"]  # diffusion time, 0 clean and 1 noise, register by register
+RegisterTime = Float[Tensor, "B K"]  # diffusion time of each register: 0 clean, 1 noise

@@ -171,7 +171,7 @@ def test_a_full_disk_leaves_nothing_that_is_taken_for_whole(own_files, tmp_path)
 def test_a_directory_belongs_to_the_recipe_that_began_it(recipe, tmp_path):
     first = build(recipe, tmp_path / "out", num_processes=1)
     assert build(recipe, tmp_path / "out", num_processes=1).description == first.description
-    with pytest.raises(ValueError, match="begun with another recipe"):
+    with pytest.raises(ValueError, match="started with another recipe"):
         build(replace(recipe, vocab_size=600), tmp_path / "out", num_processes=1)
 
 
@@ -231,13 +231,13 @@ def test_an_empty_split_is_said_by_the_build_by_the_report_and_by_whatever_needs
         1,
     ]
     warning = (
-        "crocodil: warning: the test split is empty, which `crocodil reproduce` needs: build a corpus from more"
+        "crocodil: warning: the test split is empty, but `crocodil reproduce` needs it: build a corpus from more"
     )
     for verb in ([*arguments, "--vocab-size", 300], ["show", out]):
         code, _, said = called(capsys, "corpus", *verb)
         assert code == 0
         assert warning in said
-    with pytest.raises(ValueError, match="the test split holds no program of at most 64 tokens"):
+    with pytest.raises(ValueError, match="the test split has no program of at most 64 tokens"):
         Corpus(out).programs("test", length=64)
     for verb in (["evaluate", "--split", "test"], ["reproduce", "generation", "--out", tmp_path / "results"]):
         code, _, said = called(capsys, *verb, "--data", out)
@@ -253,7 +253,7 @@ def test_a_build_goes_on_only_with_the_files_it_began_with(tmp_path):
     recipe = replace(own_python(tmp_path / "files"), vocab_size=300)
     run_harvest(recipe, tmp_path / "out" / "work", num_processes=1)
     (tmp_path / "files" / "m1.py").unlink()
-    with pytest.raises(ValueError, match="files came or went"):
+    with pytest.raises(ValueError, match="gained or lost files"):
         build(recipe, tmp_path / "out", num_processes=1)
 
 
@@ -294,11 +294,11 @@ def test_missing_and_damaged_pieces_are_refused(corpus, tmp_path):
         pack(corpus, tmp_path / "pieces", piece_bytes=2000)
     last = pieces[-1].read_bytes()
     pieces[-1].unlink()
-    with pytest.raises(ValueError, match="damaged or not all there"):
+    with pytest.raises(ValueError, match="damaged or incomplete"):
         unpack(tmp_path / "pieces", tmp_path / "back")
     pieces[-1].write_bytes(last)
     pieces[1].write_bytes(bytes(2000))
-    with pytest.raises(ValueError, match="damaged or not all there"):
+    with pytest.raises(ValueError, match="damaged or incomplete"):
         unpack(tmp_path / "pieces", tmp_path / "back")
     assert not (tmp_path / "back").exists()
     assert not list(tmp_path.glob(".unfinished-*"))
@@ -320,7 +320,7 @@ def test_a_damaged_or_unfinished_corpus_is_refused(corpus):
     with pytest.raises(ValueError, match="not version 1"):
         Corpus(corpus.directory)
     (corpus.directory / "corpus.json").unlink()
-    with pytest.raises(ValueError, match="no finished corpus"):
+    with pytest.raises(ValueError, match="not a finished corpus"):
         Corpus(corpus.directory)
 
 
@@ -357,7 +357,7 @@ def test_a_description_that_points_outside_is_refused(small_corpus, tmp_path, na
     splits = description["splits"] | {"test": description["splits"]["test"] | {"shards": [name]}}
     for change in ({"sha256": checksums}, {"splits": splits}):
         (tmp_path / "corpus.json").write_text(json.dumps(description | change))
-        with pytest.raises(ValueError, match=rf"{name}' is no file of this corpus; rebuild"):
+        with pytest.raises(ValueError, match=rf"{name}' is not a file of this corpus; rebuild"):
             Corpus(tmp_path)
 
 
@@ -378,9 +378,9 @@ def test_a_description_that_is_no_description_is_refused(tmp_path, content):
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff\xff", b"[" * 200_000])
-def test_a_description_that_is_no_json_is_refused(tmp_path, content):
+def test_a_description_that_is_not_json_is_refused(tmp_path, content):
     (tmp_path / "corpus.json").write_bytes(content)
-    with pytest.raises(ValueError, match=r"corpus\.json is no JSON"):
+    with pytest.raises(ValueError, match=r"corpus\.json is not JSON"):
         Corpus(tmp_path)
 
 
@@ -467,12 +467,12 @@ def test_every_mistake_is_one_line(small_corpus, tmp_path, capsys):
     (tmp_path / "rows.jsonl.gz").write_bytes(gzip.compress(b'{"text": "x"}' * 1000)[:-20])
     own = ["build", "--preset", "python-files", "--out", tmp_path / "out", "--processes", 1, "--source"]
     for arguments, message in (
-        (["card", small_corpus, "--out", tmp_path], "is no plain file"),
+        (["card", small_corpus, "--out", tmp_path], "is not a regular file"),
         (["card", small_corpus, "--out", tmp_path / "no" / "card.md"], "does not exist"),
-        (["lock", tmp_path / "names.txt", "--out", tmp_path / "lock"], r"names\.txt is no text file"),
-        (["lock", tmp_path / "list.txt", "--out", tmp_path / "lock"], r"list\.txt: '--log=x' is no name"),
+        (["lock", tmp_path / "names.txt", "--out", tmp_path / "lock"], r"names\.txt is not a text file"),
+        (["lock", tmp_path / "list.txt", "--out", tmp_path / "lock"], "is neither a package name"),
         (["lock", tmp_path / "list.txt", "--out", tmp_path / "no" / "lock"], "does not exist"),
-        (["lock", tmp_path, "--out", tmp_path / "lock"], "is no file"),
+        (["lock", tmp_path, "--out", tmp_path / "lock"], "is not a readable file"),
         ([*own, tmp_path / "pipe"], "pipe is neither a folder nor an archive"),
         (
             [*own, tmp_path / "rows.jsonl.gz"],
@@ -480,9 +480,9 @@ def test_every_mistake_is_one_line(small_corpus, tmp_path, capsys):
         ),
         (
             [*own, tmp_path / "files", "--tokenizer", tmp_path / "tokenizer.json"],
-            r"tokenizer\.json is no tokenizer",
+            r"is not a usable tokenizer\.json",
         ),
-        ([*own, tmp_path / "files", "--tokenizer", tmp_path], "is missing: a tokenizer is a tokenizer.json"),
+        ([*own, tmp_path / "files", "--tokenizer", tmp_path], "is missing: expected a tokenizer.json"),
     ):
         code, _, said = called(capsys, "corpus", *arguments)
         assert (code, len(said.strip().splitlines())) == (1, 1), said
@@ -513,7 +513,7 @@ def test_the_command_line_shows_packs_and_unpacks_a_corpus(corpus, tmp_path):
 
 def test_a_users_mistake_is_one_clear_line(tmp_path):
     for arguments, message in (
-        (["corpus", "show", tmp_path], "crocodil: .* holds no finished corpus"),
+        (["corpus", "show", tmp_path], "crocodil: .* is not a finished corpus"),
         (["corpus", "build", "--preset", "nonsense", "--out", tmp_path], "crocodil: no preset 'nonsense'"),
         (["corpus", "build", "--preset", "python-files", "--out", tmp_path], "needs --source"),
     ):
@@ -534,5 +534,5 @@ def test_the_command_line_builds_from_a_folder(tmp_path):
         "--vocab-size", 400, "--processes", 1,
     )  # fmt: skip
     assert code == 0, said
-    assert "What became of all files" in shown
+    assert "Files read, dropped and kept" in shown
     assert Corpus(Path(tmp_path / "out")).description["splits"]["train"]["documents"] > 20

@@ -72,7 +72,7 @@ def test_the_same_shards_give_other_programs_for_another_length(tmp_path):
     assert [int(length) for length in longer.index["length"]] == [6, 30, 20]
     assert not longer.index["cut"].any()
     assert longer.batch([0, 2]).shape == (2, 32)
-    with pytest.raises(ValueError, match="too short"):
+    with pytest.raises(ValueError, match="length must be at least 3"):
         Programs(view, 2, bos=BOS, eos=EOS)
 
 
@@ -106,7 +106,7 @@ def test_a_token_beyond_the_vocabulary_is_damage(tmp_path):
     assert whole.batch([0]).max() < 16
     damaged = Programs([view], 8, bos=BOS, eos=EOS, vocab_size=15)
     for read in (lambda: damaged[0], lambda: damaged.batch([0])):
-        with pytest.raises(ValueError, match="is damaged: token 15 of a vocabulary of 15"):
+        with pytest.raises(ValueError, match="is damaged: token 15 is outside a vocabulary of 15"):
             read()
 
 
@@ -128,9 +128,13 @@ def flipped(file, value):
         (
             "documents.npy",
             lambda file: (file.unlink(), os.mkfifo(file)),
-            r"documents\.npy is damaged: it is no plain",
+            r"documents\.npy is damaged: it is not a regular",
         ),
-        ("documents.npy", lambda file: np.save(file, np.arange(3)), r"documents\.npy is damaged: it is another"),
+        (
+            "documents.npy",
+            lambda file: np.save(file, np.arange(3)),
+            r"documents\.npy is damaged: its columns are not as expected",
+        ),
         ("parts.npy", lambda file: np.save(file, np.array([{}])), r"parts\.npy is damaged"),
         ("tokens.bin", lambda file: file.write_bytes(b""), r"tokens\.bin is damaged"),
         ("tokens.bin", lambda file: file.write_bytes(file.read_bytes()[:-1]), r"tokens\.bin is damaged"),
@@ -179,15 +183,14 @@ def test_places_look_random():
     assert np.abs(np.diff(items)).mean() == pytest.approx(10_000 / 3, rel=0.05)
 
 
-def test_the_batch_of_a_step_does_not_depend_on_the_ranks_nor_on_what_ran_before():
-    order = Order(1000, "key")
-    whole = order.batch(37, batch_size=24)
+def test_an_item_depends_only_on_its_index_not_on_the_batch_or_the_ranks():
+    order, indices = Order(1000, "key"), np.arange(37 * 24, 38 * 24)
+    whole = order.at(indices)
     for num_ranks in (1, 2, 3, 8):
-        shares = [order.batch(37, batch_size=24, rank=r, num_ranks=num_ranks) for r in range(num_ranks)]
-        assert np.concatenate(shares).tolist() == whole.tolist()
-    with pytest.raises(ValueError, match="does not split over 5 ranks"):
-        order.batch(0, batch_size=24, rank=0, num_ranks=5)
-    with pytest.raises(ValueError, match="no program"):
+        assert (
+            np.concatenate([order.at(share) for share in np.split(indices, num_ranks)]).tolist() == whole.tolist()
+        )
+    with pytest.raises(ValueError, match="no programs to put in order"):
         Order(0, "key")
 
 

@@ -3,5 +3,5 @@
     python -m tests.faults --seed 0 --minutes 20
 
 A kind of fault is a function of a world (small real models, corpora and runs), a random generator and a sandbox.
-It damages something, calls verbs as a user does, and raises a `Fault` where what happens is not what is promised.
+It damages something, runs commands as a user does, and raises a `Fault` if a guarantee is broken.
 """

@@ -16,12 +16,12 @@ from .calling import WRONG, Fault, call, check, succeeds
 from .mutations import JUNK, flip_bit, mutated_bytes, nested
 from .world import World
 
-# Formats that carry checksums of what they hold: damage is found, whatever it is.
+# Formats with checksums of their contents: all damage is found.
 CHECKED = (".tar.gz", ".zip", ".jsonl.gz")
 
 
 def archives(world: World, random: Random, sandbox: Path) -> None:
-    """A build ends with all programs, or says what is lost; and writes nowhere else."""
+    """A build ends with all programs or says what was lost, and writes nowhere else."""
     whole = random.choice(world.sources)
     source, out, mark = sandbox / whole.name, sandbox / "out", sandbox / "escaped"
     if random.random() < 0.2:
@@ -51,7 +51,7 @@ def _damaged(random: Random, whole: Path, source: Path) -> str:
         return f"damaged: a flipped bit in {source.name}"
     changed, way = mutated_bytes(random, data)
     source.write_bytes(changed)
-    # Bytes behind the end of an archive are no part of it.
+    # Bytes after the end of an archive are not part of it.
     return f"{'longer' if 'longer' in way or 'more' in way else 'damaged'}: {source.name}, {way}"
 
 
@@ -72,11 +72,11 @@ def whole_tokens(world: World, source: Path) -> str:
     return found
 
 
-# ---------------------------------------------------------------- archives that somebody made so
+# ---------------------------------------------------------------- malicious archives
 
 
 def _odd_members(world: World, random: Random, source: Path, mark: Path) -> str:
-    """Members that point elsewhere, pretend to be large, or are no files; rows of any kind."""
+    """Members that point outside, claim to be large or are not files, and rows of any type."""
     programs = [world.text(number).read_bytes() for number in range(12)]
     odd = random.choice([
         "../escaped", f"{mark}", "a/../../escaped.py", "C:\\x.py", "\\x.py", "x\ny.py", "\udcff.py",
@@ -141,7 +141,7 @@ def _write_odd_table(source: Path, programs: list[bytes], random: Random) -> Non
 
 
 def _odd_folder(world: World, random: Random, sandbox: Path) -> Path:
-    """Files that are none, names that are none, texts that are none."""
+    """Make a folder with special files, invalid names or invalid texts among programs."""
     folder = sandbox / "folder"
     folder.mkdir()
     for number in range(12):

@@ -1,4 +1,4 @@
-"""Mutated arguments of every verb. Options are read off the application, so that a new one is covered at once."""
+"""Mutated arguments of every command. Options are read from the application, so new ones are covered at once."""
 
 import dataclasses
 import os
@@ -16,12 +16,12 @@ from typing import Any
 from .calling import SMALL, WRONG, Fault, call, check, shown_command
 from .world import World
 
-# Words that are right, and slow: the built-in model, downloads, whole protocols, compilers.
+# Correct but slow values: the built-in model, downloads, full protocols, compilation.
 TOO_SLOW = {
     "builtin", "python-wheels", "starcoder-python", "small", "paper", "paper-one-gpu", "full", "quick", "all",
 }  # fmt: skip
 SLOW_FLAGS = {"compiled"}
-# Options that ask for work. A large number there is no mistake, and takes long.
+# Options that set the amount of work. A large number is valid, and takes long.
 WORK = {"count", "samples", "steps", "prior_steps", "refresh_steps", "processes", "vocab_size"}
 
 WHOLE = ["0", "1", "2", "3", "-1", "-2147483649", "9223372036854775808", "1" + 30 * "0", "4" * 5000]
@@ -36,13 +36,13 @@ TEXT = [
 
 @dataclasses.dataclass(frozen=True)
 class Parameter:
-    """An option or an argument of a verb."""
+    """An option or an argument of a command."""
 
     name: str
     flag: str | None  # None: an argument
     kind: Any
     many: bool
-    words: tuple[str, ...]  # of its help: choices stand there
+    words: tuple[str, ...]  # of its help text, which lists the choices
 
     @property
     def is_switch(self) -> bool:
@@ -50,7 +50,7 @@ class Parameter:
 
 
 def verbs() -> dict[str, list[Parameter]]:
-    """Every verb of the application with its parameters."""
+    """Return all commands of the application with their parameters."""
     from crocodil.cli import app
 
     return dict(_verbs(app, ""))
@@ -91,11 +91,11 @@ def _without_none(kind: Any) -> Any:
     return kind
 
 
-# ---------------------------------------------------------------- calls that are right
+# ---------------------------------------------------------------- correct calls
 
 
 def right_calls(world: World, sandbox: Path) -> dict[str, dict[str, Any]]:
-    """For every verb one quick call that succeeds (but for those that need a registry), by parameter."""
+    """Return a quick call of every command, by parameter; all succeed, except those that need a registry."""
     out = sandbox / "out"
     on_model = {"model": world.model, "device": "cpu", "calls": 1}
     training = {
@@ -130,7 +130,7 @@ def right_calls(world: World, sandbox: Path) -> dict[str, dict[str, Any]]:
     }  # fmt: skip
 
 
-# How often each verb is called; one that asks the registry starts pip, which takes seconds.
+# How often each command is called; those that ask the registry start pip, which takes seconds.
 RARE = {
     "judges install": 0.02,
     "corpus lock": 0.02,
@@ -145,7 +145,7 @@ RARE = {
 
 
 def trial(world: World, random: Random, sandbox: Path) -> None:
-    """A right call, one to three things of which are changed."""
+    """Run a correct call with one to three mutated arguments."""
     known = verbs()
     verb = random.choices(list(known), [RARE.get(one, 1.0) for one in known])[0]
     parameters = known[verb]
@@ -171,7 +171,7 @@ def trial(world: World, random: Random, sandbox: Path) -> None:
 
 
 def _special_files(sandbox: Path) -> dict[str, int]:
-    """Pipes, devices and links, which no verb may write over."""
+    """Return the pipes, devices and links of the sandbox, which no command may overwrite."""
     with os.scandir(sandbox) as entries:
         modes = {entry.name: entry.stat(follow_symlinks=False).st_mode for entry in entries}
     return {
@@ -182,7 +182,7 @@ def _special_files(sandbox: Path) -> dict[str, int]:
 
 
 def _spelled(parameters: list[Parameter], values: dict[str, Any], random: Random) -> list[str]:
-    """As words of a command line; now and then with something that does not belong there."""
+    """Return the words of a command line, sometimes with a word that does not belong there."""
     positional, options = [], []
     for parameter in parameters:
         value = values.get(parameter.name)
@@ -213,7 +213,7 @@ def _mutated(parameter: Parameter, old: Any, world: World, random: Random, sandb
     if parameter.is_switch:
         return parameter.name not in SLOW_FLAGS
     if random.random() < 0.05 and old is not None and parameter.kind is not bool:
-        return None  # left out; a verb that has a default then takes long, so only what was given
+        return None  # leave it out, if it was given: a default may take long
     draw: Callable[[], Any] = lambda: _value(parameter, world, random, sandbox)  # noqa: E731
     if parameter.name == "changes":
         kept = old or []
@@ -246,7 +246,7 @@ def _value(parameter: Parameter, world: World, random: Random, sandbox: Path) ->
 
 
 def fields_of(value: Any, before: str = "") -> list[str]:
-    """Dotted names of the fields of a config, and of those inside."""
+    """Return the dotted names of all fields of a config."""
     found = []
     for field in dataclasses.fields(value):
         name, inner = f"{before}{field.name}", getattr(value, field.name)
@@ -257,7 +257,7 @@ def fields_of(value: Any, before: str = "") -> list[str]:
 
 
 def _change(world: World, random: Random) -> str:
-    """`--set NAME=VALUE` with a field that exists, or nearly."""
+    """Return a `--set NAME=VALUE` with a field that exists, or almost exists."""
     from crocodil.corpus.shards import Corpus
     from crocodil.presets.runs import tiny
 
@@ -283,7 +283,7 @@ def _change(world: World, random: Random) -> str:
 
 
 def _path(world: World, random: Random, sandbox: Path) -> str:
-    """Something in the sandbox, made when it is asked for."""
+    """Make a path of some kind in the sandbox."""
     name = random.choice(list(PLACES))
     return PLACES[name](world, sandbox)
 
@@ -321,7 +321,7 @@ def _copied(part: str) -> Callable[[World, Path], str]:
 
 
 def _device(file: Path) -> None:
-    """One of our own, like /dev/full: as root a verb could replace a real one."""
+    """Make a device like /dev/full in the sandbox, since as root a command could replace the real one."""
     try:
         os.mknod(file, 0o666 | stat.S_IFCHR, os.makedev(1, 7))
     except PermissionError:

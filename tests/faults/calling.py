@@ -1,4 +1,4 @@
-"""A verb of the command line, called in this process as a user calls it; and what may come of it."""
+"""Run a command of the command line in this process, and check its outcome."""
 
 import contextlib
 import io
@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-# As small as every class allows: a stage takes a fraction of a second.
+# The smallest sizes that every class allows: a stage takes a fraction of a second.
 _SHAPES = (
     "demasker.backbone.width=16", "demasker.backbone.num_kv_heads=2", "demasker.backbone.num_heads=2",
     "demasker.backbone.mlp_width=16", "demasker.backbone.num_layers=1", "demasker.register_width=8",
@@ -30,14 +30,14 @@ _LOOPS = tuple(
 )
 SMALL = (*_SHAPES, *_LOOPS)
 
-LIMIT_S = 20  # for one call; the longest that is no hang takes a twentieth of it
+LIMIT_S = 20  # per call; the slowest correct call takes a twentieth of it
 
-# What may stand on stderr before the one line of an error: how far the work was, and warnings of ours.
+# What stderr may hold before the one line of an error: progress and our warnings.
 _ALLOWED = re.compile(r"crocodil: |(.*: )?\d+/\d+ |.* s left|.* \.\.\.$|\s*$")
 
 
 class Fault(Exception):  # noqa: N818
-    """What happened is not what is promised."""
+    """A guarantee was broken."""
 
     def __init__(self, category: str, detail: str) -> None:
         super().__init__(f"{category}: {detail}")
@@ -50,29 +50,29 @@ TRACEBACK, HANG, LOST, WRONG, UNCLEAR, DIED = (
 
 
 class Hang(BaseException):
-    """The call took longer than it may."""
+    """The call exceeded its time limit."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of one call."""
+    """The outcome of one call."""
 
     arguments: tuple[str, ...]
     code: int
     out: str
     err: str
-    raised: str = ""  # what main() let through
+    raised: str = ""  # the exception that main() did not catch
     hung: bool = False
 
     @property
     def line(self) -> str:
-        """The last line that a person reads."""
+        """The last line of the output."""
         lines = self.err.strip().splitlines()
         return lines[-1] if lines else ""
 
 
 def call(*arguments: object, limit_s: float = LIMIT_S) -> Outcome:
-    """`crocodil ARGUMENTS`: exit code, what it printed, and what it raised if it did."""
+    """Run `crocodil ARGUMENTS`, and return its exit code, its output, and the exception if it raised one."""
     words = tuple(str(one) for one in arguments)
     with _captured() as (out, err):
         code, raised, hung = _called(words, limit_s)
@@ -98,7 +98,7 @@ def _called(words: Sequence[str], limit_s: float) -> tuple[int, str, bool]:
 
 @contextlib.contextmanager
 def _captured() -> Iterator[tuple[io.TextIOWrapper, io.TextIOWrapper]]:
-    """Streams that encode as real ones do: stdout is strict, stderr escapes what is no UTF-8."""
+    """Streams with the encoding of real ones: stdout is strict, stderr escapes invalid UTF-8."""
     out = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors="strict", write_through=True)
     err = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors="backslashreplace", write_through=True)
     with (
@@ -120,7 +120,7 @@ def _limit(seconds: float) -> Iterator[None]:
         raise Hang
 
     before = signal.signal(signal.SIGALRM, stop)
-    # Again and again: the first exception may meet an `except BaseException` that cleans up.
+    # Repeatedly, since an `except BaseException` that cleans up may catch the first exception.
     signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)
     try:
         yield
@@ -129,11 +129,11 @@ def _limit(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-# ---------------------------------------------------------------- judging
+# ---------------------------------------------------------------- checks
 
 
 def check(outcome: Outcome) -> Outcome:
-    """Exit 0; or 1 or 2, with one clear line."""
+    """Require exit code 0, or 1 or 2 with one clear line."""
     shown = shown_command(outcome.arguments)
     if outcome.hung:
         raise Fault(HANG, f"no end within {LIMIT_S} s, at {_innermost(outcome.raised)}: {shown}")
@@ -151,14 +151,14 @@ def check(outcome: Outcome) -> Outcome:
 
 
 def succeeds(outcome: Outcome) -> Outcome:
-    """Exit 0 and nothing else: what the campaign itself builds upon."""
+    """Require exit code 0, for commands that the campaign itself depends on."""
     if check(outcome).code:
         raise Fault(UNCLEAR, f"{shown_command(outcome.arguments)} should succeed: {outcome.line}")
     return outcome
 
 
 def shown_command(arguments: Sequence[str]) -> str:
-    """Without what all calls share: folders of the campaign, and the settings that make a run small."""
+    """Return a command as text, without the campaign's folders and the settings that make a run small."""
     words, left = [], list(arguments)
     while left:
         word = left.pop(0)
@@ -176,18 +176,18 @@ def _shown(word: str) -> str:
 
 
 def _innermost(trace: str) -> str:
-    """The exception and the last places of our own code that it came through."""
+    """Return the exception and the last lines of our own code in its traceback."""
     lines = trace.strip().splitlines() or ["?"]
     places = re.findall(r'File ".*?/src/(crocodil/.*?)", line (\d+)', trace)
     where = " < ".join(f"{file}:{line}" for file, line in places[:-4:-1])
     return f"{lines[-1][:200]} ({where or 'no code of ours'})"
 
 
-# ---------------------------------------------------------------- in processes of their own
+# ---------------------------------------------------------------- in child processes
 
 
 def forked(*arguments: object, before: object = None) -> "Forked":
-    """The same call in a forked process, which a test may kill; `before` runs in it first."""
+    """Start the same call in a forked process, which a test may kill; `before` runs in it first."""
     return Forked(tuple(str(one) for one in arguments), before)
 
 
@@ -208,7 +208,7 @@ class Forked:
             os.kill(self.pid, signal.SIGKILL)
 
     def wait(self) -> Outcome | None:
-        """What came of it; None where it was killed."""
+        """Return the outcome, or None if the process was killed."""
         with os.fdopen(self.reading, "rb") as pipe:
             said = pipe.read()
         _, status = os.waitpid(self.pid, 0)

@@ -1,4 +1,4 @@
-"""Which faults are tried, how often, and the table of what came of them."""
+"""The kinds of faults, how often each is tried, and the table of results."""
 
 import sys
 import tempfile
@@ -23,27 +23,27 @@ class Kind:
 
 
 KINDS = [
-    Kind("arguments", "mutated arguments of every verb", arguments.trial, 0.44),
+    Kind("arguments", "mutated arguments of every command", arguments.trial, 0.44),
     Kind("models", "damaged model folders", folders.models, 0.25),
-    Kind("registers", "damaged files of registers", folders.registers, 0.08),
+    Kind("registers", "damaged register files", folders.registers, 0.08),
     Kind("corpora", "damaged corpora", folders.corpora, 0.06),
-    Kind("texts", "any bytes as a text", folders.texts, 0.05),
+    Kind("texts", "arbitrary bytes as text", folders.texts, 0.05),
     Kind("archives", "damaged folders, archives and tables as sources of a corpus", archives.archives, 0.04),
-    Kind("checkpoints", "damaged checkpoints of training", folders.checkpoints, 0.03),
+    Kind("checkpoints", "damaged training checkpoints", folders.checkpoints, 0.03),
     Kind("pieces", "damaged pieces of a packed corpus", folders.pieces, 0.02),
-    Kind("runs", "damaged runs, assembled or shown", folders.runs, 0.018),
+    Kind("runs", "damaged runs, exported or shown", folders.runs, 0.018),
     Kind("judges", "damaged judges and texts to judge", folders.judges, 0.01),
-    Kind("results", "damaged rows of results", folders.results, 0.002),
-    Kind("kills", "SIGKILL, then finished", processes.kills),
-    Kind("full disks", "no more room, then finished", processes.full_disks),
-    Kind("rivals", "two processes on one --out", processes.rivals),
+    Kind("results", "damaged result rows", folders.results, 0.002),
+    Kind("kills", "SIGKILL, then resumed", processes.kills),
+    Kind("full disks", "full disk, then resumed", processes.full_disks),
+    Kind("rivals", "two processes with the same --out", processes.rivals),
 ]
 TRIALS = {kind.name: kind.trial for kind in KINDS}
 
 
 @dataclass
 class Row:
-    """Of the table."""
+    """A row of the table: the results of one kind of fault."""
 
     kind: Kind
     tried: int = 0
@@ -61,17 +61,17 @@ def run_campaign(
     only: Sequence[str] = (),
     number: int | None = None,
 ) -> list[Row]:
-    """All kinds of faults, or `only` some; one trial alone where its number is given."""
+    """Try all kinds of faults, or only those in `only`; with `number`, only that trial of each."""
     prepare_process()
     counts = _counts(inputs, kills, only)
     with tempfile.TemporaryDirectory(prefix="faults-", dir=_fast_folder()) as root:
         (Path(root) / "world").mkdir()
-        _say("building small models and corpora to damage")
+        _print("building small models and corpora to damage")
         world = build_world(Path(root) / "world")
         rows = {name: Row(kind) for kind in KINDS if (name := kind.name) in counts}
         until = time.monotonic() + 60 * minutes
         for wanted in _phases(counts, number):
-            for finding in _told(
+            for finding in _with_progress(
                 run_trials(TRIALS, wanted, world, seed, workers=workers, until=until), len(wanted)
             ):
                 row = rows[finding.kind]
@@ -79,12 +79,12 @@ def run_campaign(
                 row.seconds += finding.seconds
                 if finding.category:
                     row.failures.append(finding)
-                    _say(reproduced(finding, seed))
+                    _print(describe(finding, seed))
     return list(rows.values())
 
 
 def _counts(inputs: int, kills: int, only: Sequence[str]) -> dict[str, int]:
-    """How often each kind is tried: a fifth as many full disks and rivals as kills, each."""
+    """Return how often each kind is tried: for every five kills, two full disks and two rivals."""
     counts = {kind.name: max(1, round(inputs * kind.share)) for kind in KINDS if kind.share and inputs}
     if kills:
         counts |= {"kills": kills, "full disks": max(1, 2 * kills // 5), "rivals": max(1, 2 * kills // 5)}
@@ -92,25 +92,25 @@ def _counts(inputs: int, kills: int, only: Sequence[str]) -> dict[str, int]:
 
 
 def _phases(counts: dict[str, int], number: int | None) -> Iterator[list[tuple[str, int]]]:
-    """Faults of processes first, then inputs: each mixed, so that a budget of minutes cuts all kinds alike."""
+    """Yield trials of processes, then of inputs, each interleaved, so that a time limit cuts all kinds alike."""
     for of_inputs in (False, True):
         names = [kind.name for kind in KINDS if bool(kind.share) is of_inputs and kind.name in counts]
         numbers = [(name, n) for name in names for n in (range(counts[name]) if number is None else [number])]
         if numbers:
-            yield sorted(numbers, key=lambda one: (one[1] + 0.5) / counts[one[0]])
+            yield sorted(numbers, key=lambda trial: (trial[1] + 0.5) / counts[trial[0]])
 
 
 def _fast_folder() -> str | None:
-    """In memory, where there is such a folder: nothing of this is kept."""
+    """Return a folder in memory if there is one, since nothing is kept."""
     shared = Path("/dev/shm")
     return str(shared) if shared.is_dir() else None
 
 
-# ---------------------------------------------------------------- telling
+# ---------------------------------------------------------------- output
 
 
-def _told(findings: Iterator[Finding], total: int) -> Iterator[Finding]:
-    """A line now and then."""
+def _with_progress(findings: Iterator[Finding], total: int) -> Iterator[Finding]:
+    """Print a line of progress every 15 seconds."""
     started_at = last_at = time.monotonic()
     for done, finding in enumerate(findings, start=1):
         yield finding
@@ -118,15 +118,15 @@ def _told(findings: Iterator[Finding], total: int) -> Iterator[Finding]:
         if now - last_at > 15 or done == total:
             last_at = now
             left_s = (now - started_at) / done * (total - done)
-            _say(f"{done}/{total} trials, {left_s:.0f} s left")
+            _print(f"{done}/{total} trials, {left_s:.0f} s left")
 
 
-def _say(line: str) -> None:
+def _print(line: str) -> None:
     print(line.encode("utf-8", "backslashreplace").decode(), file=sys.stderr, flush=True)
 
 
-def reproduced(finding: Finding, seed: int) -> str:
-    """What failed, and the line that makes it fail again."""
+def describe(finding: Finding, seed: int) -> str:
+    """Return what failed, and the command that reproduces it."""
     again = f"python -m tests.faults --seed {seed} --only '{finding.kind}' --number {finding.number}"
     return f"FAILED {finding.category}: {finding.detail[:700]}\n    {again}"
 
@@ -143,12 +143,12 @@ def table(rows: Sequence[Row]) -> list[tuple[str, ...]]:
 
 def as_text(rows: Sequence[Row]) -> str:
     lines = table(rows)
-    widths = [max(len(line[place]) for line in lines) for place in range(len(HEADS))]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(HEADS))]
     return "\n".join(
         "  ".join(
             [
                 line[0].ljust(widths[0]),
-                *(one.rjust(width) for one, width in zip(line[1:], widths[1:], strict=True)),
+                *(cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True)),
             ]
         )
         for line in lines

@@ -26,7 +26,7 @@ def files_of(folder: Path) -> list[Path]:
 
 
 def mutate_file(random: Random, file: Path, mark: Path) -> str:
-    """In the way that suits it, most of the time."""
+    """Damage a file, mostly in a way that fits its format."""
     if random.random() < 0.1:
         return replace_file(random, file, mark)
     if random.random() < 0.1:
@@ -48,7 +48,7 @@ def no_code_ran(mark: Path) -> None:
 
 
 def models(world: World, random: Random, sandbox: Path) -> None:
-    """A damaged model is refused, or writes what the whole one writes; nothing in between."""
+    """A damaged model is refused, or gives the output of the undamaged one."""
     folder, mark = sandbox / "model", sandbox / "mark"
     shutil.copytree(world.model, folder)
     what = mutate_model(random, folder, mark)
@@ -59,7 +59,7 @@ def models(world: World, random: Random, sandbox: Path) -> None:
     if outcome.code or outcome.out == whole_output(world, verb):
         return
     if is_signed and not any(f"holds {value}" in what for value in ("nan", "inf", "-inf")):
-        return  # whoever writes checksums anew has another model
+        return  # with new checksums it is another model
     if is_signed or not check(call("verify", folder)).code:
         raise Fault(WRONG, f"{shown_command(outcome.arguments)}, {what}: takes it and writes something else")
 
@@ -83,13 +83,13 @@ def mutate_model(random: Random, folder: Path, mark: Path) -> str:
 
 
 def sign(folder: Path) -> bool:
-    """Checksums anew, as if the damage had been there when the model was written; False where there are none."""
+    """Write new checksums, as if the damage had always been there; return False if there are none."""
     try:
         from crocodil.checkpoints.checksums import CHECKSUM_FILE, write_checksums
     except ImportError:
         return False
     if any(not (path.is_file() or path.is_dir()) for path in folder.rglob("*")):
-        return False  # to open a pipe would never end
+        return False  # opening a pipe would block
     for directory in (folder, *(path for path in folder.iterdir() if path.is_dir())):
         if (directory / CHECKSUM_FILE).exists():
             try:
@@ -113,7 +113,7 @@ def _uses(world: World, model: Path) -> list[list[str]]:
 
 @cache
 def whole_output(world: World, verb: int) -> str:
-    """Of the model as it was written."""
+    """Return the output of the undamaged model."""
     return succeeds(call(*_uses(world, world.model)[verb])).out
 
 
@@ -138,26 +138,26 @@ def checkpoints(world: World, random: Random, sandbox: Path) -> None:
 
 
 def _seal(file: Path) -> bool:
-    """Checksums anew over what training wrote, so that what lies behind them is tested too."""
+    """Write new checksums of a checkpoint, so that the checks after the checksums are tested too."""
     from crocodil.checkpoints.checksums import sha256
-    from crocodil.training.record import write_sealed
+    from crocodil.training.record import write_checksummed
 
     state = file if file.suffix == ".json" else file.parent / "state.json"
-    if not all(one.is_file() for one in (file, state)):  # to open a pipe would never end
+    if not all(one.is_file() for one in (file, state)):  # opening a pipe would block
         return False
     try:
         values = json.loads(state.read_text())
         values.pop("checksum")
         if state != file:
             values["sha256"] = {one.name: sha256(one) for one in state.parent.glob("*.safetensors")}
-        write_sealed(state, values)
+        write_checksummed(state, values)
     except (OSError, ValueError, AttributeError, KeyError, TypeError, RecursionError):
         return False
     return True
 
 
 def runs(world: World, random: Random, sandbox: Path) -> None:
-    """A damaged run makes a model that is whole, or none; it is shown, or refused."""
+    """A damaged run is exported as a complete model or refused; it is shown or refused."""
     run, mark, out = sandbox / "run", sandbox / "mark", sandbox / "model"
     shutil.copytree(world.run, run)
     if random.random() < 0.4:
@@ -180,7 +180,7 @@ def runs(world: World, random: Random, sandbox: Path) -> None:
 
 
 def corpora(world: World, random: Random, sandbox: Path) -> None:
-    """What a corpus has checksums of is never taken for whole when it is not."""
+    """Damage to files with checksums is always found."""
     folder, mark = sandbox / "corpus", sandbox / "mark"
     shutil.copytree(world.corpus, folder, ignore=shutil.ignore_patterns("work"))
     file = random.choice([*files_of(folder), *3 * [folder / "corpus.json"]])
@@ -204,7 +204,7 @@ def corpora(world: World, random: Random, sandbox: Path) -> None:
 
 
 def pieces(world: World, random: Random, sandbox: Path) -> None:
-    """Damaged pieces of a corpus give the corpus, or nothing."""
+    """Damaged pieces are unpacked to the whole corpus, or refused."""
     folder, out, mark = sandbox / "pieces", sandbox / "corpus", sandbox / "mark"
     shutil.copytree(world.pieces, folder)
     what = mutate_file(random, random.choice(files_of(folder)), mark)
@@ -223,7 +223,7 @@ def pieces(world: World, random: Random, sandbox: Path) -> None:
 
 
 def results(world: World, random: Random, sandbox: Path) -> None:
-    """A report is drawn from damaged rows, or refused."""
+    """A report of damaged rows is written, or refused."""
     folder, mark = sandbox / "results", sandbox / "mark"
     shutil.copytree(world.results, folder, ignore=shutil.ignore_patterns("*.html", "*.md", "figures"))
     mutate_file(random, random.choice([file for file in files_of(folder) if file.name != "summary.json"]), mark)
@@ -231,7 +231,7 @@ def results(world: World, random: Random, sandbox: Path) -> None:
 
 
 def judges(world: World, random: Random, sandbox: Path) -> None:
-    """A damaged judge is refused, or says what the whole one says."""
+    """A damaged judge is refused, or gives the scores of the undamaged one."""
     folder, mark = sandbox / "judge", sandbox / "mark"
     shutil.copytree(world.judge, folder)
     file = random.choice([file for file in files_of(folder) if file.name != "generation_config.json"])
@@ -251,7 +251,7 @@ def judges(world: World, random: Random, sandbox: Path) -> None:
 
 
 def registers(world: World, random: Random, sandbox: Path) -> None:
-    """Registers that are no numbers, or of another shape, are never decoded."""
+    """Registers that are not finite, or have another shape, are never decoded."""
     file, mark = sandbox / "registers.safetensors", sandbox / "mark"
     shutil.copy(world.registers, file)
     match random.choices(("file", "tensors", "shape"), [60, 20, 20])[0]:
@@ -286,7 +286,7 @@ def _reshape(random: Random, file: Path) -> str:
 
 
 def texts(world: World, random: Random, sandbox: Path) -> None:
-    """Any bytes are a text, or are refused."""
+    """Arbitrary bytes are read as a text, or refused."""
     file = sandbox / random.choice(["text.py", "[red]text.py", "two\nlines.py", "\udcff.py"])
     file.write_bytes(_content(world, random))
     on = ["--model", str(world.model), "--device", "cpu"]
@@ -308,7 +308,7 @@ ODD_TEXTS = [
 
 
 def _content(world: World, random: Random) -> bytes:
-    """A program that was damaged, or encoded otherwise; any characters; any bytes."""
+    """Return a damaged program, a program in another encoding, random characters or random bytes."""
     some = world.text(random.randrange(8)).read_bytes()
     match random.choices(("damaged", "bytes", "characters", "encoded", "odd", "breaks"), [3, 1, 1, 1, 1, 1])[0]:
         case "bytes":

@@ -1,4 +1,4 @@
-"""Damage: to values, to JSON, to bytes, to files. Everything random comes from the given generator."""
+"""Damage values, JSON, bytes and files. All randomness comes from the given generator."""
 
 import copy
 import json
@@ -18,7 +18,7 @@ JUNK: list[Any] = [
 
 
 def nested(depth: int) -> str:
-    """JSON that is deeper than a recursive reader goes."""
+    """Return JSON that is too deep for a recursive reader."""
     return "[" * depth + "]" * depth
 
 
@@ -26,7 +26,7 @@ def nested(depth: int) -> str:
 
 
 def places(value: Any, path: tuple = ()) -> list[tuple]:
-    """The paths of everything inside a JSON value."""
+    """Return the paths of all values inside a JSON value."""
     inner: list[tuple] = []
     if isinstance(value, dict):
         inner = [place for name, one in value.items() for place in places(one, (*path, name))]
@@ -36,7 +36,7 @@ def places(value: Any, path: tuple = ()) -> list[tuple]:
 
 
 def mutated_json(random: Random, value: Any) -> Any:
-    """One thing in it deleted, added, of another type, or of another size."""
+    """Return a copy in which one value is deleted, added, or changed in type or size."""
     value = copy.deepcopy(value)
     path = random.choice(places(value))
     if not path:
@@ -70,7 +70,7 @@ def _at(value: Any, path: tuple) -> Any:
 
 
 def mutate_json_file(random: Random, file: Path) -> str:
-    """Its values, or its text."""
+    """Damage the values of a JSON file, or its text."""
     way = random.choice(("value", "value", "value", "value", "value", "nested", "text"))
     if way == "text":
         return mutate_bytes_of_file(random, file)
@@ -83,7 +83,7 @@ def mutate_json_file(random: Random, file: Path) -> str:
 
 
 def mutate_lines_file(random: Random, file: Path) -> str:
-    """One row of a .jsonl file, or its text."""
+    """Damage one row of a .jsonl file, or its text."""
     lines = file.read_text().splitlines()
     if not lines or random.random() < 0.3:
         return mutate_bytes_of_file(random, file)
@@ -110,7 +110,7 @@ def flip_bit(random: Random, data: bytes, first: int = 0, last: int | None = Non
 
 
 def mutated_bytes(random: Random, data: bytes) -> tuple[bytes, str]:
-    """Never the same bytes."""
+    """Return other bytes, and a description of the change."""
     if not data:
         return b"\x00", "a byte more"
     start = random.randrange(len(data))
@@ -143,7 +143,7 @@ def mutate_bytes_of_file(random: Random, file: Path) -> str:
 
 
 def mutate_safetensors(random: Random, file: Path) -> str:
-    """Its header, its data, or all its bytes."""
+    """Damage the header of a safetensors file, its data, or any of its bytes."""
     data = file.read_bytes()
     (size,) = struct.unpack("<Q", data[:8])
     way = random.choice(("header text", "header value", "data", "data", "bytes"))
@@ -160,7 +160,7 @@ def mutate_safetensors(random: Random, file: Path) -> str:
 
 
 def mutate_tensors(random: Random, file: Path) -> str:
-    """Numbers that are no numbers, in a file that is whole."""
+    """Write NaN or infinity into a tensor of a valid file."""
     import torch
     from safetensors.torch import load_file, save_file
 
@@ -178,11 +178,11 @@ def mutate_tensors(random: Random, file: Path) -> str:
     return f"{file.parent.name}/{file.name}: {name} holds {value}"
 
 
-# ---------------------------------------------------------------- files of another kind
+# ---------------------------------------------------------------- other kinds of files
 
 
 class Bomb:
-    """A pickle that leaves a mark where it is loaded."""
+    """Write a pickle that leaves a mark if it is loaded."""
 
     def __init__(self, mark: Path) -> None:
         self.mark = mark
@@ -192,7 +192,7 @@ class Bomb:
 
 
 def replace_file(random: Random, file: Path, mark: Path) -> str:
-    """By nothing, a folder, a pipe, a link, a pickle."""
+    """Remove a file, or replace it by a folder, a pipe, a link or a pickle."""
     way = random.choice(("nothing", "a folder", "a pipe", "a link to nothing", "a link to itself", "a pickle"))
     file.unlink()
     if way == "a folder":

@@ -1,4 +1,4 @@
-"""Trials in forked processes: one that dies or hangs is a finding, and the campaign goes on."""
+"""Run trials in forked processes: if one dies or hangs, that is a finding, and the campaign continues."""
 
 import contextlib
 import json
@@ -18,14 +18,14 @@ from .calling import DIED, HANG, LIMIT_S, TRACEBACK, Fault
 from .world import World
 
 Trial = Callable[[World, Random, Path], None]
-HARD_LIMIT_S = 10 * LIMIT_S  # of a whole trial; a call that runs in C hears no alarm before
-TRIALS_A_PROCESS = 300  # so that nothing piles up
-MEMORY = 4 << 30  # of addresses, beside what the imports take
+HARD_LIMIT_S = 10 * LIMIT_S  # per trial; an alarm does not interrupt code that runs in C
+TRIALS_A_PROCESS = 300  # so that leaks do not accumulate
+MEMORY = 4 << 30  # address space, in addition to what the imports take
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Of one trial; no category where all is well."""
+    """The result of one trial; the category is empty if it passed."""
 
     kind: str
     number: int
@@ -35,7 +35,7 @@ class Finding:
 
 
 def random_of(seed: int, kind: str, number: int) -> Random:
-    """A trial is named by these three, so that it can be repeated alone."""
+    """Return the generator of a trial, named by these three, so that the trial can be repeated."""
     return Random(f"{seed}/{kind}/{number}")
 
 
@@ -48,7 +48,7 @@ def run_trials(
     workers: int,
     until: float,
 ) -> Iterator[Finding]:
-    """The findings of all that are wanted, (kind, number), as they come; none is begun after `until`."""
+    """Yield the findings of the trials `wanted`, (kind, number), as they finish; none starts after `until`."""
     waiting = list(reversed(wanted))
     busy: list[_Worker] = []
     with selectors.DefaultSelector() as selector:
@@ -84,7 +84,7 @@ class _Worker:
         if not self.pid:
             os.setpgid(0, 0)
             for own in (self.orders, results, *(other.orders for other in others)):
-                os.close(own)  # held open by nobody else, they end when the campaign does
+                os.close(own)  # so that workers end when the campaign does
             _serve(trials, world, seed, orders, results_end)
         os.close(orders)
         os.close(results_end)
@@ -140,7 +140,7 @@ def _serve(trials: dict[str, Trial], world: World, seed: int, orders: int, resul
 
 
 def run_trial(trial: Trial, world: World, random: Random, sandbox: Path) -> tuple[str, str]:
-    """("", "") where all is well; else what is not."""
+    """Return the category and the detail of a failure; both are empty if the trial passed."""
     shutil.rmtree(sandbox, ignore_errors=True)
     sandbox.mkdir()
     os.chdir(sandbox)
@@ -161,7 +161,7 @@ def run_trial(trial: Trial, world: World, random: Random, sandbox: Path) -> tupl
 
 
 def _state(root: Path) -> set[tuple[str, int, int]]:
-    """Of all that trials share: nobody may change it."""
+    """Return name, size and time of all shared files, which no trial may change."""
     found = set()
     for folder, _, names in os.walk(root):
         for name in names:
@@ -172,7 +172,7 @@ def _state(root: Path) -> set[tuple[str, int, int]]:
 
 
 def _bound_memory() -> None:
-    """What allocates more than this for an input of some kilobytes fails."""
+    """Limit the memory of a trial: no input of a few kilobytes needs more."""
     with open("/proc/self/statm") as pages:
         taken = int(pages.read().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (taken + MEMORY, taken + MEMORY))

@@ -1,4 +1,4 @@
-"""Processes that are killed, run out of disk, or meet each other; compared with one that was left alone."""
+"""Processes that are killed, run out of disk space or run concurrently, compared with an undisturbed one."""
 
 import contextlib
 import hashlib
@@ -21,21 +21,20 @@ from typing import Any
 from .calling import DIED, LOST, WRONG, Fault, Outcome, check, forked, shown_command, succeeds
 from .world import STAGES, World
 
-# What differs by nature: clocks. Everything else is compared byte for byte.
+# Times always differ. Everything else is compared byte for byte.
 CLOCKS = {"step_s", "tokens_per_s", "mfu", "seconds", "num_seconds", "seconds_a_text"}
-# And the order of the entries of a safetensors header, which that library draws by chance; with it the checksums
-# that a checkpoint has of its files.
+# The order of entries in a safetensors header is random too, and with it the checksums in a checkpoint.
 CHANCE = {"state.json": {"sha256", "checksum"}}
-DERIVED = (".html", ".md", ".svg")  # reports are drawn from the rows, which are compared
+DERIVED = (".html", ".md", ".svg")  # made from rows, which are compared
 
 
 @dataclass(frozen=True)
 class Job:
-    """A command that writes to OUT, and the one that finishes it."""
+    """A command that writes to OUT, and the command that finishes it after a fault."""
 
     name: str
     arguments: Callable[[World, Path], list[str]]
-    finish: tuple[str, ...] = ()  # words that are added
+    finish: tuple[str, ...] = ()  # additional words
     out: str = "out"  # what is compared
     share: float = 1.0
 
@@ -85,18 +84,18 @@ JOBS = [
 ]  # fmt: skip
 
 
-# ---------------------------------------------------------------- what a run leaves
+# ---------------------------------------------------------------- the files of a run
 
 
 def tree(out: Path) -> dict[str, str]:
-    """A digest of every file, clocks and locks left out; hidden leftovers beside a target are named as such."""
+    """Return a digest of every file without times and locks; hidden leftovers beside a target are marked."""
     found = {}
     for path in sorted(out.rglob("*")):
         name = path.relative_to(out)
         if path.name == ".lock" or "work" in name.parts or (path.suffix in DERIVED and path.name != "card.md"):
             continue
         if name.parts[0].startswith(".unfinished-"):
-            continue  # beside the target, where nobody looks for it
+            continue  # beside the target, where nothing reads it
         if path.is_file():
             found[name.as_posix()] = hashlib.sha256(_comparable(path)).hexdigest()
         elif path.is_dir() and not any(path.iterdir()):
@@ -127,18 +126,18 @@ def _without(names: set[str], value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Whole:
-    """A run that nothing disturbed."""
+    """An undisturbed run."""
 
     tree: dict[str, str]
     seconds: float
-    events: int  # of the file system
-    largest: int  # bytes of a file
+    events: int  # file operations
+    largest: int  # size of the largest file, in bytes
     total: int
 
 
 @cache
 def whole(world: World, number: int) -> Whole:
-    """Measured once in a campaign: two runs must be equal, and the second gives the time."""
+    """Measure a job once per campaign: two runs must be equal, and the second is timed."""
     known = world.root.parent / f"whole-{number}.json"
     if not known.exists():
         unfinished = known.with_suffix(f".{os.getpid()}")
@@ -180,7 +179,7 @@ def same(job: Job, expected: dict[str, str], out: Path, what: str) -> None:
 
 
 def finish(job: Job, world: World, out: Path, expected: dict[str, str], what: str) -> None:
-    """The same command again; one that finds everything done may say so."""
+    """Run the command again; if all is done already, it may say so."""
     if tree(out) == expected:
         return
     outcome = forked(*job.arguments(world, out), *job.finish).wait()
@@ -210,7 +209,7 @@ _EVENTS = {
 
 
 def _at_events(out: Path, happen: Callable[[], None]) -> None:
-    """Call `happen` whenever this process touches a file under `out`."""
+    """Call `happen` at every operation of this process on a file under `out`."""
     inside = str(out)
 
     def hook(event: str, details: tuple) -> None:
@@ -238,7 +237,7 @@ def _die_at_event(out: Path, number: int) -> None:
 
 
 def kills(world: World, random: Random, sandbox: Path) -> None:
-    """SIGKILL at a random time, or at a random touch of a file; then the same command finishes the work."""
+    """SIGKILL at a random time or file operation; then the same command must finish the work."""
     number = _drawn(random)
     job, before = JOBS[number], whole(world, number)
     out = sandbox / "out"
@@ -262,7 +261,7 @@ def kills(world: World, random: Random, sandbox: Path) -> None:
 
 
 def full_disks(world: World, random: Random, sandbox: Path) -> None:
-    """No more room: one line, nothing that a later run takes for whole; with room it ends with the same bytes."""
+    """A full disk is one line and leaves no partial result; with space, the command ends with the same bytes."""
     number = _drawn(random)
     job, before = JOBS[number], whole(world, number)
     out = sandbox / "out"
@@ -298,7 +297,7 @@ def _limit_files(room: int) -> None:
 
 @cache
 def _can_mount() -> bool:
-    """As root, outside of containers that forbid it."""
+    """Whether this process may mount file systems: it needs root, and some containers forbid it."""
     if os.geteuid():
         return False
     try:
@@ -318,11 +317,11 @@ def _mounted(where: Path, room: int) -> Iterator[None]:
         subprocess.run(["umount", "--lazy", str(where)], check=True, capture_output=True)
 
 
-# ---------------------------------------------------------------- two at once
+# ---------------------------------------------------------------- two processes
 
 
 def rivals(world: World, random: Random, sandbox: Path) -> None:
-    """Two processes on one --out: one wins, or both leave the whole result; who does not win is told so."""
+    """Of two processes with the same --out, one is refused with one line, or both leave the same result."""
     number = _drawn(random)
     job, before = JOBS[number], whole(world, number)
     out = sandbox / "out"

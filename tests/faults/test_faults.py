@@ -1,4 +1,4 @@
-"""A short slice of the campaign, and that the campaign would notice."""
+"""A short campaign, and tests that the campaign detects faults."""
 
 import os
 import subprocess
@@ -42,19 +42,19 @@ def test_every_verb_has_a_call_that_is_mutated(tmp_path):
         (Outcome(("x",), 139, "", "crocodil: no model\n"), "no clear line"),
     ],
 )
-def test_what_is_no_clear_answer_is_a_fault(outcome, category):
+def test_an_unclear_answer_is_a_fault(outcome, category):
     with pytest.raises(Fault) as caught:
         check(outcome)
     assert caught.value.category == category
 
 
-def test_a_right_result_and_one_clear_line_are_no_fault():
+def test_a_correct_result_and_one_clear_line_are_not_faults():
     check(Outcome(("x",), 0, "text", "1 text in 1 s\n"))
     check(Outcome(("x",), 1, "", "reading: 3/4 units, 2 a second, 1 s left\ncrocodil: no model\n"))
 
 
 @pytest.mark.filterwarnings("ignore:.*fork")
-def test_a_trial_that_fails_dies_or_writes_elsewhere_is_found_and_the_others_go_on(tmp_path):
+def test_a_trial_that_fails_dies_or_writes_elsewhere_is_found_and_the_others_continue(tmp_path):
     world = World(tmp_path / "world")
     world.root.mkdir()
     world.texts.write_text("{}")
@@ -77,7 +77,7 @@ def test_a_trial_that_fails_dies_or_writes_elsewhere_is_found_and_the_others_go_
     }  # fmt: skip
 
 
-def test_a_tree_that_differs_in_more_than_clocks_is_a_fault(tmp_path):
+def test_files_that_differ_in_more_than_times_are_a_fault(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"loss": 1.0, "step_s": 0.1}\n')
     (tmp_path / "model").write_bytes(b"weights")
     before = tree(tmp_path)

@@ -1,6 +1,6 @@
-"""What the campaign damages copies of: a corpus, a run of all stages, a model, a judge, all small and real.
+"""The originals that trials copy and damage: a small real corpus, a run of all stages, a model and a judge.
 
-It is built by the verbs themselves, in child processes, so that the parent stays free of threads and can fork.
+The commands themselves build them, in child processes, so that the parent has no threads and can fork.
 """
 
 import gzip
@@ -35,7 +35,7 @@ class World:
 
     @property
     def run(self) -> Path:
-        """All stages are finished."""
+        """A run with all stages finished."""
         return self.root / "run"
 
     @property
@@ -78,7 +78,7 @@ class World:
         return [self.root / name for name in names]
 
     def training(self, stage: str, out: Path, data: Path | None = None) -> list[str]:
-        """`crocodil train`, small."""
+        """Return the arguments of a small `crocodil train`."""
         return [
             "train", stage, "--preset", "tiny", "--data", str(data or self.corpus), "--out", str(out),
             "--device", "cpu", *(word for change in SMALL for word in ("--set", change)),
@@ -98,7 +98,7 @@ class World:
 
 
 def prepare_process() -> None:
-    """One thread, no network, everything imported: a forked child starts at once."""
+    """Use one thread and no network, and import everything, so that forked children start at once."""
     os.environ |= {
         "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1", "PIP_NO_INDEX": "1",
         "TERM": "dumb", "COLUMNS": "500", "PIP_DISABLE_PIP_VERSION_CHECK": "1",
@@ -120,7 +120,7 @@ def prepare_process() -> None:
 
 
 def build_world(root: Path) -> World:
-    """Everything that mutations start from."""
+    """Build all originals."""
     world = World(root)
     _write_sources(world)
     _does(*world.building(world.files, world.corpus))
@@ -143,7 +143,7 @@ _QUICK_DRAWS = ("--prior-steps", "2", "--refresh-steps", "2")
 
 
 def _stop_stages(world: World) -> None:
-    """Stages of which the last two steps are still to be done."""
+    """Copy a run with its last two steps of base and prior removed."""
     world.stopped.mkdir()
     shutil.copytree(world.run / "guided", world.stopped / "guided")
     shutil.copytree(world.run / "registers", world.stopped / "registers")

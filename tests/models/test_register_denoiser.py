@@ -45,13 +45,13 @@ def test_every_register_has_a_time_of_its_own():
     assert not torch.allclose(uniform, before, atol=1e-3)
 
 
-def test_registers_are_told_apart_by_their_place():
+def test_the_order_of_the_registers_matters():
     denoiser, registers = tiny.denoiser(), tiny.bank(1)
     flipped = denoiser(registers.flip(1), time(1)).flip(1)
     assert not torch.allclose(flipped, denoiser(registers, time(1)), atol=1e-3)
 
 
-def test_registers_look_at_each_other():
+def test_every_register_attends_to_all_others():
     denoiser, registers = tiny.denoiser(), tiny.bank(1)
     changed = registers.clone()
     changed[:, 0] += 1
@@ -59,21 +59,22 @@ def test_registers_look_at_each_other():
     assert (difference.abs().amax(dim=(0, 2)) > 1e-4).all()
 
 
-def test_alone_a_register_sees_itself_and_the_condition():
+def test_under_identity_attention_a_register_sees_only_itself_and_the_condition():
     denoiser, registers = tiny.denoiser(CONDITIONAL), tiny.bank(1)
     changed = registers.clone()
     changed[:, 0] += 1
-    alone = torch.tensor([True])
-    before, after = (denoiser(one, time(1), alone=alone) for one in (registers, changed))
+    identity = torch.tensor([True])
+    before, after = (denoiser(bank, time(1), identity_attention=identity) for bank in (registers, changed))
     assert torch.equal(before[:, 1:], after[:, 1:])
     assert not torch.allclose(before[:, 0], after[:, 0])
-    given = denoiser(registers, time(1), condition=tiny.bank(1), alone=alone)
+    given = denoiser(registers, time(1), condition=tiny.bank(1), identity_attention=identity)
     assert not torch.allclose(given, before, atol=1e-3)
-    one = tiny.denoiser(replace(CONDITIONAL, num_registers=1))  # it is alone anyway
+    single = tiny.denoiser(replace(CONDITIONAL, num_registers=1))  # one register has no others to attend to
     bank, now = registers[:, :1], time(1)[:, :1]
-    assert torch.allclose(one(bank, now, alone=alone), one(bank, now), atol=1e-5)
-    some = denoiser(torch.cat([registers, registers]), time(2), alone=torch.tensor([False, True]))
-    assert torch.allclose(some, torch.cat([denoiser(registers, time(1)), before]), atol=1e-5)
+    assert torch.allclose(single(bank, now, identity_attention=identity), single(bank, now), atol=1e-5)
+    twice = torch.cat([registers, registers])
+    mixed = denoiser(twice, time(2), identity_attention=torch.tensor([False, True]))
+    assert torch.allclose(mixed, torch.cat([denoiser(registers, time(1)), before]), atol=1e-5)
 
 
 def test_a_condition_changes_the_prediction_and_dropping_it_is_the_null_condition():
@@ -88,15 +89,15 @@ def test_a_condition_changes_the_prediction_and_dropping_it_is_the_null_conditio
 def test_the_null_condition_is_trained():
     denoiser = tiny.denoiser(CONDITIONAL)
     denoiser(tiny.bank(2), time(2)).square().sum().backward()
-    assert denoiser.enter_condition.null.grad.abs().sum() > 0
+    assert denoiser.condition_embed.null.grad.abs().sum() > 0
 
 
-def test_what_does_not_fit_is_refused():
-    with pytest.raises(ValueError, match="built without cross-attention"):
+def test_inputs_of_the_wrong_shape_are_refused():
+    with pytest.raises(ValueError, match="has no cross-attention"):
         tiny.denoiser()(tiny.bank(2), time(2), condition=tiny.bank(2))
-    with pytest.raises(ValueError, match=r"a condition of shape \(5, 16\), expected \(6, 16\)"):
+    with pytest.raises(ValueError, match=r"the condition has shape \(5, 16\), expected \(6, 16\)"):
         tiny.denoiser(CONDITIONAL)(tiny.bank(2), time(2), condition=tiny.bank(2, 5))
-    with pytest.raises(ValueError, match=r"registers of shape \(5, 16\) for a denoiser of 6 x 16"):
+    with pytest.raises(ValueError, match=r"registers of shape \(5, 16\) do not fit a denoiser of 6 x 16"):
         tiny.denoiser()(tiny.bank(2, 5), torch.zeros(2, 5))
     with pytest.raises(ValueError, match="both a width and a length"):
         replace(tiny.DENOISER, condition_width=16)
@@ -104,26 +105,24 @@ def test_what_does_not_fit_is_refused():
         replace(tiny.DENOISER, num_heads=5)
 
 
-def test_a_remembered_condition_is_the_condition():
+def test_precomputed_keys_and_values_equal_the_condition():
     model, time = tiny.denoiser(CONDITIONAL), tiny.streams(3).uniform(NUM_REGISTERS)
     for condition in (tiny.bank(3) + 1, None):
-        remembered = model.remember(condition)
-        assert torch.equal(
-            model(tiny.bank(3), time, remembered=remembered), model(tiny.bank(3), time, condition=condition)
-        )
+        precomputed = model(tiny.bank(3), time, condition_kv=model.cross_attention_kv(condition))
+        assert torch.equal(precomputed, model(tiny.bank(3), time, condition=condition))
 
 
-def test_one_condition_for_all_samples_is_that_condition_for_each():
+def test_a_shared_condition_equals_the_same_condition_for_each_sample():
     model, time = tiny.denoiser(CONDITIONAL), tiny.streams(3).uniform(NUM_REGISTERS)
-    one = tiny.bank(1) + 1
-    shared = model(tiny.bank(3), time, condition=one)
-    assert torch.allclose(shared, model(tiny.bank(3), time, condition=one.expand(3, -1, -1)), atol=1e-5)
+    condition = tiny.bank(1) + 1
+    shared = model(tiny.bank(3), time, condition=condition)
+    assert torch.allclose(shared, model(tiny.bank(3), time, condition=condition.expand(3, -1, -1)), atol=1e-5)
 
 
-def test_a_guess_is_seen_by_a_denoiser_that_is_built_for_it_and_zero_is_none():
+def test_a_self_conditioned_denoiser_uses_the_guess_and_a_zero_guess_is_none():
     model, noisy = tiny.denoiser(replace(tiny.DENOISER, self_conditioned=True)), tiny.bank(2)
     blind = model(noisy, time(2))
     assert torch.equal(model(noisy, time(2), guess=torch.zeros_like(noisy)), blind)
     assert not torch.allclose(model(noisy, time(2), guess=noisy), blind, atol=1e-3)
-    with pytest.raises(ValueError, match="built without self-conditioning"):
+    with pytest.raises(ValueError, match="has no self-conditioning"):
         tiny.denoiser()(noisy, time(2), guess=noisy)

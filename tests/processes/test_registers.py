@@ -12,7 +12,7 @@ from crocodil.processes.registers import (
     noise_std_for_cosine,
     normalise,
     perturb,
-    places_across,
+    positions_across_text,
     sample_block_end,
     sample_prefix_length,
     within_prefix,
@@ -40,7 +40,7 @@ def test_perturbed_registers_keep_the_target_cosine(cosine):
 
 @pytest.mark.parametrize("cosine", [0.0, -0.5, 1.5])
 def test_an_impossible_cosine_is_refused(cosine):
-    with pytest.raises(ValueError, match="cosine target lies in"):
+    with pytest.raises(ValueError, match="cosine target must lie in"):
         noise_std_for_cosine(cosine)
 
 
@@ -66,8 +66,8 @@ def test_nested_dropout_draws_every_prefix_length_alike():
 
 
 def test_a_prefix_shows_the_first_registers():
-    shown = within_prefix(torch.tensor([0, 2, 4]), 4)
-    assert shown.int().tolist() == [[0, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 1]]
+    visible = within_prefix(torch.tensor([0, 2, 4]), 4)
+    assert visible.int().tolist() == [[0, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 1]]
 
 
 def test_interpolation_ends_at_its_ends_and_stays_on_the_sphere():
@@ -81,9 +81,9 @@ def test_interpolation_ends_at_its_ends_and_stays_on_the_sphere():
 
 
 def test_registers_across_a_text_halve_the_gaps_from_block_to_block():
-    assert places_across(8, torch.tensor(64)).tolist() == [0, 32, 16, 48, 8, 40, 24, 56]
-    assert places_across(1, torch.tensor(64)).tolist() == [0]
-    places = places_across(64, torch.tensor([256, 512]))
+    assert positions_across_text(8, torch.tensor(64)).tolist() == [0, 32, 16, 48, 8, 40, 24, 56]
+    assert positions_across_text(1, torch.tensor(64)).tolist() == [0]
+    positions = positions_across_text(64, torch.tensor([256, 512]))
     for count in (2, 4, 8, 16, 32, 64):
-        for length, own in zip((256, 512), places, strict=True):
-            assert sorted(own[:count].tolist()) == list(range(0, length, length // count))
+        for length, row in zip((256, 512), positions, strict=True):
+            assert sorted(row[:count].tolist()) == list(range(0, length, length // count))

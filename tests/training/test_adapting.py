@@ -1,4 +1,4 @@
-"""The paper's own way: a public LLaDA and a public Qwen, each with its vocabulary, whole or through LoRA."""
+"""The paper's set-up: a public LLaDA and a public Qwen, each with its vocabulary, trained in full or with LoRA."""
 
 import json
 from dataclasses import replace
@@ -12,19 +12,21 @@ from crocodil.checkpoints.format import load_model
 from crocodil.checkpoints.llada import llada_name
 from crocodil.corpus.shards import TOKENIZER_FILE
 from crocodil.models.demasker import Demasker
-from crocodil.presets.runs import changed, paper, paper_one_gpu, preset
+from crocodil.presets.runs import paper, paper_one_gpu, preset, with_changes
 from crocodil.runtime.distributed import Ranks
 from crocodil.seeding import generator_for
 from crocodil.text.tokenizer import Tokenizer
-from crocodil.training.adapting import LoRA, add_adapters, merged
+from crocodil.training.adapting import LoRA, add_adapters, init_from_base, merge_adapters
 from crocodil.training.estimate import estimates
-from crocodil.training.loop import LoopConfig, start, take_step
-from crocodil.training.run import Place, Pretrained, guided_stage, run_stage
+from crocodil.training.loop import LoopConfig, initial_state, take_step
+from crocodil.training.run import run_stage
+from crocodil.training.run_config import Pretrained
+from crocodil.training.stage_setup import Workspace, guided_stage
 
 
 @pytest.fixture(scope="session")
 def folders(corpus, tmp_path_factory):
-    """A LLaDA with the corpus's vocabulary and a Qwen with its own, as they would come from a hub."""
+    """Folders of a LLaDA with the corpus's vocabulary and a Qwen with its own, as downloaded from a hub."""
     root = tmp_path_factory.mktemp("folders")
     vocabulary = corpus.description["tokenizer"]
     special = vocabulary["special"]
@@ -82,18 +84,18 @@ def test_the_stages_of_the_paper_run_on_two_public_checkpoints(corpus, folders, 
     run = short(paper(corpus, folders))
     assert run.encoder.vocab_size != run.demasker.backbone.vocab_size
     assert run.demasker.num_registers == 128
-    place = Place(corpus, tmp_path, tmp_path)
+    workspace = Workspace(corpus, tmp_path, tmp_path)
     for stage in ("guided", "registers", "prior", "conditional"):
-        assert run_stage(stage, run, place)
+        assert run_stage(stage, run, workspace)
     assert load_model(tmp_path / "guided" / "model" / "encoder").config == run.encoder
-    assert place.registers(run, "train")[0].bank.shape[1:] == (2, run.encoder.register_width)
+    assert workspace.registers(run, "train")[0].bank.shape[1:] == (2, run.encoder.register_width)
 
 
-def test_adapters_learn_the_backbone_rests_and_the_saved_model_is_plain(corpus, folders, tmp_path):
+def test_only_adapters_are_trained_and_the_saved_model_has_none(corpus, folders, tmp_path):
     run = short(paper_one_gpu(corpus, folders), lora=LoRA(rank=4, alpha=8.0))
-    place = Place(corpus, tmp_path, tmp_path)
-    stage, loop = guided_stage(run, place)
-    state = start(stage, loop)
+    workspace = Workspace(corpus, tmp_path, tmp_path)
+    stage, loop = guided_stage(run, workspace)
+    state = initial_state(stage, loop)
     assert not [name for name in state.parameters if "base_layer" in name]
     before = {name: tensor.clone() for name, tensor in stage.demasker.state_dict().items()}
     for _ in range(3):
@@ -102,13 +104,13 @@ def test_adapters_learn_the_backbone_rests_and_the_saved_model_is_plain(corpus, 
     moved = {name for name in before if not torch.equal(before[name], after[name])}
     assert {name for name in moved if name.startswith("backbone")} == {name for name in after if "lora_" in name}
     assert "register_map.weight" in moved
-    assert run_stage("guided", run, Place(corpus, tmp_path / "run", tmp_path / "run"))
+    assert run_stage("guided", run, Workspace(corpus, tmp_path / "run", tmp_path / "run"))
     saved = load_model(tmp_path / "run" / "guided" / "model" / "demasker")
     assert isinstance(saved, Demasker)
     assert not [name for name in saved.state_dict() if "lora" in name]
 
 
-def test_merged_adapters_compute_the_same():
+def test_merged_adapters_give_the_same_output():
     demasker, lora = nets.demasker(), LoRA(rank=3, alpha=6.0)
     plain = {name: tensor.clone() for name, tensor in demasker.state_dict().items()}
     tokens, bank = nets.programs(2, 8), nets.bank(2)
@@ -122,15 +124,35 @@ def test_merged_adapters_compute_the_same():
     adapted = demasker(tokens, bank)
     assert not torch.allclose(adapted, untouched, atol=1e-2)
     whole = nets.demasker()
-    whole.load_state_dict(merged(demasker.state_dict(), lora))
+    whole.load_state_dict(merge_adapters(demasker.state_dict(), lora))
     assert set(whole.state_dict()) == set(plain)
     assert torch.allclose(whole(tokens, bank), adapted, atol=1e-4)
 
 
+def test_an_encoder_can_be_initialised_from_the_first_blocks_of_a_base():
+    config = replace(
+        nets.ENCODER, width=32, num_heads=4, num_kv_heads=2, head_width=8, mlp_width=48, num_layers=1,
+        rope_theta=nets.BACKBONE.rope_theta, norm_eps=nets.BACKBONE.norm_eps, causal=False,
+    )  # fmt: skip
+    base, tokens = nets.llada(), nets.programs(2, 9)
+    encoder = init_from_base(nets.encoder(config), base, generator_for("registers"))
+    layer, block = encoder.backbone.layers[0], base.blocks[0]
+    layer.self_attn.q_norm = layer.self_attn.k_norm = torch.nn.Identity()  # LLaDA has no such norms
+    states, positions = base.embed(tokens), torch.arange(9)[None]
+    angles = base.angles(positions)
+    expected = block(states, (angles.cos()[:, None], angles.sin()[:, None]), None)
+    output = layer(
+        encoder.backbone.embed_tokens(tokens), position_embeddings=encoder.backbone.rotary_emb(states, positions)
+    )
+    assert torch.allclose(output, expected, atol=1e-5)
+    with pytest.raises(ValueError, match=r"encoder\.width is 16, but the base has 32"):
+        init_from_base(nets.encoder(), base, generator_for("registers"))
+
+
 def test_lora_is_for_one_process(corpus, folders, tmp_path):
-    place = Place(corpus, tmp_path, tmp_path, Ranks(0, 2))
+    workspace = Workspace(corpus, tmp_path, tmp_path, Ranks(0, 2))
     with pytest.raises(ValueError, match="LoRA runs in one process"):
-        guided_stage(short(paper_one_gpu(corpus, folders)), place)
+        guided_stage(short(paper_one_gpu(corpus, folders)), workspace)
 
 
 def test_the_papers_numbers_are_in_its_preset(corpus):
@@ -151,8 +173,8 @@ def test_the_papers_numbers_are_in_its_preset(corpus):
     assert estimates(paper(corpus, Pretrained()), num_devices=8)[1].gigabytes < 80
 
 
-def test_a_preset_that_starts_fresh_takes_no_checkpoints(corpus, folders):
-    with pytest.raises(ValueError, match="preset tiny starts fresh"):
+def test_a_preset_from_scratch_takes_no_checkpoints(corpus, folders):
+    with pytest.raises(ValueError, match="preset tiny trains from scratch"):
         preset("tiny", corpus, folders)
     with pytest.raises(ValueError, match="no preset 'none'"):
         preset("none", corpus, Pretrained())
@@ -160,7 +182,9 @@ def test_a_preset_that_starts_fresh_takes_no_checkpoints(corpus, folders):
 
 def test_single_fields_of_a_run_are_set_by_name(corpus):
     run = preset("tiny", corpus, Pretrained())
-    other = changed(run, ["guided_objective.register_cosine=1", "base_loop.bf16=true", "prior_loop.num_steps=7"])
+    other = with_changes(
+        run, ["guided_objective.register_cosine=1", "base_loop.bf16=true", "prior_loop.num_steps=7"]
+    )
     assert other.guided_objective.register_cosine == 1
     assert other.base_loop.bf16 is True
     assert other.prior_loop.num_steps == 7
@@ -175,16 +199,16 @@ def test_single_fields_of_a_run_are_set_by_name(corpus):
     [
         (
             "guided_loop.batchsize=3",
-            "no field 'guided_loop.batchsize': at 'batchsize' there are num_steps, batch_size",
+            "no field 'guided_loop.batchsize': instead of 'batchsize' there are num_steps, batch_size",
         ),
         ("nonsense=3", "no field 'nonsense'"),
-        ("lengths.more=3", "at 'more' there are no fields"),
+        ("lengths.more=3", "instead of 'more' there are no fields"),
         ("lengths=long", "Run: lengths should be a valid tuple, not 'long'"),
         ("guided_loop.bf16=1", "LoopConfig: bf16 should be a valid boolean, not 1"),
-        ("guided_loop=3", "guided_loop has fields of its own"),
-        ("lengths", "a change is NAME=VALUE, not 'lengths'"),
+        ("guided_loop=3", "guided_loop is a group of fields"),
+        ("lengths", "a change must be NAME=VALUE, not 'lengths'"),
     ],
 )
 def test_an_unknown_field_or_value_is_one_clear_line(corpus, change, message):
     with pytest.raises(ValueError, match=message):
-        changed(preset("tiny", corpus, Pretrained()), [change])
+        with_changes(preset("tiny", corpus, Pretrained()), [change])

@@ -1,4 +1,4 @@
-"""A stage that is killed, given twice, given with other settings, or out of disk space loses and mixes nothing."""
+"""A stage that is killed, started twice, resumed with other settings or out of disk space loses no work."""
 
 import json
 import os
@@ -20,14 +20,15 @@ from crocodil.checkpoints.format import load_model
 from crocodil.cli.train import assemble
 from crocodil.corpus.shards import Corpus
 from crocodil.pipeline import Crocodil
-from crocodil.presets.runs import changed, tiny
+from crocodil.presets.runs import tiny, with_changes
 from crocodil.runtime.atomic import locked, whole_directory
 from crocodil.runtime.distributed import Ranks
 from crocodil.training import checkpointing
-from crocodil.training.cached_registers import _open_bank
-from crocodil.training.loop import start, train
-from crocodil.training.record import write_sealed
-from crocodil.training.run import Place, base_stage, run_stage
+from crocodil.training.data import _open_bank
+from crocodil.training.loop import initial_state, train
+from crocodil.training.record import read_checksummed, write_checksummed
+from crocodil.training.run import run_stage
+from crocodil.training.stage_setup import Workspace, base_stage
 
 
 def quick(corpus):
@@ -44,7 +45,7 @@ def done(corpus, tmp_path_factory):
     """A run with base and guided finished."""
     out = tmp_path_factory.mktemp("done")
     for stage in ("base", "guided"):
-        assert run_stage(stage, quick(corpus), Place(corpus, out, out))
+        assert run_stage(stage, quick(corpus), Workspace(corpus, out, out))
     return out
 
 
@@ -54,7 +55,7 @@ def leftovers(directory):
 
 # ---------------------------------------------------------------- killed
 
-# One process that imports, and forks the ones that are killed.
+# One process imports, and forks the processes that are killed.
 KILLED = """
 import os, signal, sys
 from pathlib import Path
@@ -63,6 +64,7 @@ import test_interrupted as here
 import crocodil.runtime.distributed as distributed
 import crocodil.training.run as running
 from crocodil.corpus.shards import Corpus
+from crocodil.training.stage_setup import Workspace
 
 corpus, done, out = Corpus(sys.argv[2]), Path(sys.argv[3]), Path(sys.argv[4])
 
@@ -82,7 +84,7 @@ for stage, module, name, count in (
 ):
     if not os.fork():
         dies_at(module, name, count)
-        running.run_stage(stage, here.quick(corpus), running.Place(corpus, out, done))
+        running.run_stage(stage, here.quick(corpus), Workspace(corpus, out, done))
         os._exit(0)
     assert os.wait()[1] == signal.SIGKILL
 """
@@ -101,10 +103,10 @@ def killed(corpus, done, tmp_path_factory):
 
 
 @pytest.mark.parametrize("stage", ["base", "guided"])
-def test_a_stage_killed_while_it_writes_goes_on_and_leaves_the_same_networks(corpus, done, killed, stage):
+def test_a_stage_killed_while_writing_resumes_to_the_same_networks(corpus, done, killed, stage):
     assert leftovers(killed / stage)
     assert not (killed / stage / "model").exists()
-    assert run_stage(stage, quick(corpus), Place(corpus, killed, done), resume=True)
+    assert run_stage(stage, quick(corpus), Workspace(corpus, killed, done), resume=True)
     networks = {path.name: path for path in (done / stage / "model").iterdir()}
     assert {path.name for path in (killed / stage / "model").iterdir()} == set(networks)
     for name, path in networks.items():
@@ -113,31 +115,31 @@ def test_a_stage_killed_while_it_writes_goes_on_and_leaves_the_same_networks(cor
     assert not leftovers(killed / stage)
 
 
-def test_registers_that_were_killed_go_on_with_what_is_missing(corpus, done, killed):
+def test_killed_registers_resume_with_the_missing_files(corpus, done, killed):
     assert leftovers(killed / "registers")
     first = (killed / "registers" / "train-64" / "registers.npy").stat().st_mtime_ns
-    assert run_stage("registers", quick(corpus), Place(corpus, killed, done))
+    assert run_stage("registers", quick(corpus), Workspace(corpus, killed, done))
     assert not leftovers(killed / "registers")
     assert (killed / "registers" / "train-64" / "registers.npy").stat().st_mtime_ns == first
     assert (killed / "registers" / "valid-64" / "registers.npy").exists()
 
 
-# ---------------------------------------------------------------- given twice
+# ---------------------------------------------------------------- started twice
 
 
-def test_a_second_process_on_a_stage_is_told_so_and_other_stages_go_on(corpus, tmp_path):
-    place = Place(corpus, tmp_path, tmp_path)
+def test_a_second_process_on_a_stage_is_refused_and_other_stages_run(corpus, tmp_path):
+    workspace = Workspace(corpus, tmp_path, tmp_path)
     with (
         locked(tmp_path / "base"),
         pytest.raises(ValueError, match="base is in use by another process"),
     ):
-        run_stage("base", quick(corpus), place)
+        run_stage("base", quick(corpus), workspace)
     assert [path.name for path in (tmp_path / "base").iterdir()] == [".lock"]
     with locked(tmp_path / "guided"):
-        assert run_stage("base", quick(corpus), place)
+        assert run_stage("base", quick(corpus), workspace)
 
 
-def test_the_example_is_given_once_at_a_time(tmp_path):
+def test_the_example_runs_once_at_a_time(tmp_path):
     file = Path(__file__).parents[2] / "examples" / "own_data.py"
     main = runpy.run_path(str(file))["main"]
     with (
@@ -147,7 +149,7 @@ def test_the_example_is_given_once_at_a_time(tmp_path):
         main(tmp_path / "code", tmp_path, model="no model")
 
 
-def test_two_that_assemble_at_once_leave_one_whole_model(corpus, done, tmp_path):
+def test_two_exports_at_once_leave_one_complete_model(corpus, done, tmp_path):
     def make(_):
         try:
             assemble(done, corpus.directory, tmp_path / "model")
@@ -163,7 +165,7 @@ def test_two_that_assemble_at_once_leave_one_whole_model(corpus, done, tmp_path)
     assert not leftovers(tmp_path)
 
 
-def test_a_folder_that_two_make_at_once_is_that_of_the_first(tmp_path):
+def test_a_folder_made_by_two_processes_at_once_is_the_first_one(tmp_path):
     target = tmp_path / "model"
 
     def make_late():
@@ -171,7 +173,7 @@ def test_a_folder_that_two_make_at_once_is_that_of_the_first(tmp_path):
             (late / "file").write_text("late")
             (first / "file").write_text("first")
 
-    with pytest.raises(ValueError, match="model exists: another process made it meanwhile, choose another"):
+    with pytest.raises(ValueError, match="model exists: another process has just made it, choose another"):
         make_late()
     assert (target / "file").read_text() == "first"
     assert not leftovers(tmp_path)
@@ -181,10 +183,10 @@ def test_a_folder_that_two_make_at_once_is_that_of_the_first(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def begun(corpus, tmp_path_factory):
-    """A base after its first step."""
-    out = tmp_path_factory.mktemp("begun")
-    assert not run_stage("base", quick(corpus), Place(corpus, out, out), max_minutes=1e-9)
+def stopped(corpus, tmp_path_factory):
+    """A run whose base is stopped after its first step."""
+    out = tmp_path_factory.mktemp("stopped")
+    assert not run_stage("base", quick(corpus), Workspace(corpus, out, out), max_minutes=1e-9)
     return out
 
 
@@ -193,43 +195,49 @@ def begun(corpus, tmp_path_factory):
     [
         (
             "base_loop.learning_rate=0.5",
-            "begun with base_loop.learning_rate=0.004, not 0.5: go on with the old value",
+            "started with base_loop.learning_rate=0.004, not 0.5: resume with the old value",
         ),
         (
             "base_loop.batch_size=8",
-            "begun with base_loop.batch_size=16, not 8: .* or start anew with another --out",
+            "started with base_loop.batch_size=16, not 8: .* or start again with another --out",
         ),
-        ("base_loop.num_steps=3", "begun with base_loop.num_steps=2, not 3"),
-        ("base_loop.seed=1", "begun with base_loop.seed=0, not 1"),
-        ("base_loop.optimiser=muon", 'begun with base_loop.optimiser="adamw", not "muon"'),
-        ("lengths=[32]", r"begun with lengths=\[64\], not \[32\]"),
+        ("base_loop.num_steps=3", "started with base_loop.num_steps=2, not 3"),
+        ("base_loop.seed=1", "started with base_loop.seed=0, not 1"),
+        ("base_loop.optimiser=muon", 'started with base_loop.optimiser="adamw", not "muon"'),
+        ("lengths=[32]", r"started with lengths=\[64\], not \[32\]"),
     ],
 )
-def test_a_stage_goes_on_with_what_it_began_with(corpus, begun, change, message):
-    other = changed(quick(corpus), [change])
+def test_a_stage_resumes_only_with_its_settings(corpus, stopped, change, message):
+    other = with_changes(quick(corpus), [change])
     with pytest.raises(ValueError, match=message):
-        run_stage("base", other, Place(corpus, begun, begun), resume=True)
+        run_stage("base", other, Workspace(corpus, stopped, stopped), resume=True)
 
 
-def test_what_changes_no_step_may_change(corpus, begun, tmp_path):
-    shutil.copytree(begun, tmp_path / "run")
+def test_settings_that_change_no_step_may_change(corpus, stopped, tmp_path):
+    shutil.copytree(stopped, tmp_path / "run")
     loop = ("evaluate_every=1", "save_every=7", "keep_checkpoints=1", "num_accumulated=2", "recompute_blocks=true")
     fields = [f"base_loop.{change}" for change in loop]
     others = ["guided_loop.learning_rate=0.5", "guided_objective.all_mask_rate=0.0", "encoder_warmup_steps=1"]
-    run = changed(quick(corpus), [*fields, *others])
-    assert run_stage("base", run, Place(corpus, tmp_path / "run", tmp_path / "run"), resume=True)
+    run = with_changes(quick(corpus), [*fields, *others])
+    file = tmp_path / "run" / "base" / "stage.json"
+    record = read_checksummed(file)
+    record["settings"]["base_loop.record_steps"] = False  # an older version wrote it
+    write_checksummed(file, record)
+    assert run_stage("base", run, Workspace(corpus, tmp_path / "run", tmp_path / "run"), resume=True)
 
 
-def test_without_decay_a_stage_may_be_made_longer(corpus, tmp_path):
-    run, place = changed(quick(corpus), ["base_loop.decay_share=0.0"]), Place(corpus, tmp_path, tmp_path)
-    assert not run_stage("base", run, place, max_minutes=1e-9)
-    assert not run_stage("base", changed(run, ["base_loop.num_steps=9"]), place, resume=True, max_minutes=1e-9)
-    with pytest.raises(ValueError, match="base is at step 2 already: num_steps 1 is less"):
-        run_stage("base", changed(run, ["base_loop.num_steps=1"]), place, resume=True)
+def test_without_decay_a_stage_may_be_extended(corpus, tmp_path):
+    workspace = Workspace(corpus, tmp_path, tmp_path)
+    run = with_changes(quick(corpus), ["base_loop.decay_share=0.0"])
+    assert not run_stage("base", run, workspace, max_minutes=1e-9)
+    longer = with_changes(run, ["base_loop.num_steps=9"])
+    assert not run_stage("base", longer, workspace, resume=True, max_minutes=1e-9)
+    with pytest.raises(ValueError, match="base is already at step 2: num_steps must not be less"):
+        run_stage("base", with_changes(run, ["base_loop.num_steps=1"]), workspace, resume=True)
 
 
-def another(corpus, directory):
-    """The same programs; one checksum differs."""
+def other_corpus(corpus, directory):
+    """A corpus with the same programs, but another checksum."""
     description = json.loads((corpus.directory / "corpus.json").read_text())
     description["sha256"][next(iter(description["sha256"]))] = "0" * 64
     directory.mkdir()
@@ -240,50 +248,52 @@ def another(corpus, directory):
     return Corpus(directory)
 
 
-def test_a_stage_goes_on_with_the_corpus_and_the_networks_it_began_with(corpus, done, begun, tmp_path):
-    with pytest.raises(ValueError, match="was begun with another corpus: give it that one, or start anew"):
-        run_stage("base", quick(corpus), Place(another(corpus, tmp_path / "corpus"), begun, begun), resume=True)
+def test_a_stage_resumes_only_with_its_corpus_and_networks(corpus, done, stopped, tmp_path):
+    other = Workspace(other_corpus(corpus, tmp_path / "corpus"), stopped, stopped)
+    with pytest.raises(ValueError, match="was started with another corpus: use that one, or start again"):
+        run_stage("base", quick(corpus), other, resume=True)
     shutil.copytree(done / "base", tmp_path / "base")
     shutil.copy(done / "run.json", tmp_path / "run.json")
-    place = Place(corpus, tmp_path / "run", tmp_path)
-    assert not run_stage("guided", quick(corpus), place, max_minutes=1e-9)
+    workspace = Workspace(corpus, tmp_path / "run", tmp_path)
+    assert not run_stage("guided", quick(corpus), workspace, max_minutes=1e-9)
     for file in (tmp_path / "base" / "model" / "demasker").iterdir():
         file.write_bytes(file.read_bytes() + b" ")
-    with pytest.raises(ValueError, match="begun with another base/model/demasker"):
-        run_stage("guided", quick(corpus), place, resume=True)
+    with pytest.raises(ValueError, match="started with another base/model/demasker"):
+        run_stage("guided", quick(corpus), workspace, resume=True)
 
 
-def test_a_record_that_is_altered_or_lost_is_one_line(corpus, begun, tmp_path):
-    shutil.copytree(begun, tmp_path / "run")
-    place, file = Place(corpus, tmp_path / "run", tmp_path / "run"), tmp_path / "run" / "base" / "stage.json"
+def test_an_edited_or_missing_stage_file_is_one_line(corpus, stopped, tmp_path):
+    shutil.copytree(stopped, tmp_path / "run")
+    workspace = Workspace(corpus, tmp_path / "run", tmp_path / "run")
+    file = tmp_path / "run" / "base" / "stage.json"
     for text in (file.read_text().replace("0.004", "0.5"), "[]", "{}", "\0"):
         file.write_text(text)
         with pytest.raises(ValueError, match=r"stage\.json"):
-            run_stage("base", changed(quick(corpus), ["base_loop.learning_rate=0.5"]), place, resume=True)
+            run_stage("base", with_changes(quick(corpus), ["base_loop.learning_rate=0.5"]), workspace, resume=True)
     file.unlink()
-    with pytest.raises(ValueError, match=r"stage\.json is missing, so nobody knows"):
-        run_stage("base", quick(corpus), place, resume=True)
+    with pytest.raises(ValueError, match=r"stage\.json is missing, so the stage's settings are unknown"):
+        run_stage("base", quick(corpus), workspace, resume=True)
 
 
 def test_registers_of_other_settings_are_refused(corpus, done, tmp_path):
-    place = Place(corpus, tmp_path / "run", tmp_path)
+    workspace = Workspace(corpus, tmp_path / "run", tmp_path)
     for name in ("guided", "run.json"):
         (tmp_path / name).symlink_to(done / name)
-    assert run_stage("registers", quick(corpus), place)
-    fewer = changed(quick(corpus), ["prior.num_registers=2", "conditional.num_registers=2"])
-    with pytest.raises(ValueError, match=r"registers was begun with prior.num_registers=4, not 2"):
-        run_stage("registers", fewer, place)
-    with pytest.raises(ValueError, match=r"train-64 holds registers of shape \(\d+, 4, 32\), this run needs"):
-        run_stage("prior", fewer, Place(corpus, tmp_path / "run", tmp_path / "run"))
+    assert run_stage("registers", quick(corpus), workspace)
+    fewer = with_changes(quick(corpus), ["prior.num_registers=2", "conditional.num_registers=2"])
+    with pytest.raises(ValueError, match=r"registers was started with prior.num_registers=4, not 2"):
+        run_stage("registers", fewer, workspace)
+    with pytest.raises(ValueError, match=r"train-64 holds registers of shape \(\d+, 4, 32\), but this run needs"):
+        run_stage("prior", fewer, Workspace(corpus, tmp_path / "run", tmp_path / "run"))
     with pytest.raises(ValueError, match="registers was made with another corpus: run stage registers"):
         run_stage(
             "prior",
             quick(corpus),
-            Place(another(corpus, tmp_path / "corpus"), tmp_path / "run", tmp_path / "run"),
+            Workspace(other_corpus(corpus, tmp_path / "corpus"), tmp_path / "run", tmp_path / "run"),
         )
     (tmp_path / "run" / "registers" / "valid-64" / "registers.npy").write_bytes(b"damaged")
     with pytest.raises(ValueError, match=r"registers\.npy is damaged"):
-        run_stage("prior", quick(corpus), Place(corpus, tmp_path / "run", tmp_path / "run"))
+        run_stage("prior", quick(corpus), Workspace(corpus, tmp_path / "run", tmp_path / "run"))
 
 
 # ---------------------------------------------------------------- checkpoints
@@ -307,8 +317,8 @@ def write(text):
     return lambda directory: (directory / "state.json").write_bytes(text)
 
 
-def seal(**values):
-    return lambda directory: write_sealed(directory / "state.json", values)
+def checksummed(**values):
+    return lambda directory: write_checksummed(directory / "state.json", values)
 
 
 def add_weights(directory):
@@ -319,37 +329,37 @@ def add_weights(directory):
     "damage",
     [
         alter_step, alter_step_everywhere, rename, add_weights, write(b"[]"), write(b"null"), write(b"\xff\x00"),
-        write(b"{}"), write(b"[" * 100_000), seal(step=-8, sha256={}), seal(step=8.0, sha256={}),
-        seal(step=8, sha256=[]), seal(step=8), seal(step=8, sha256={"../state.json": "0"}),
-        seal(step=8, sha256={}),
+        write(b"{}"), write(b"[" * 100_000), checksummed(step=-8, sha256={}), checksummed(step=8.0, sha256={}),
+        checksummed(step=8, sha256=[]), checksummed(step=8), checksummed(step=8, sha256={"../state.json": "0"}),
+        checksummed(step=8, sha256={}),
     ],
 )  # fmt: skip
-def test_a_checkpoint_that_is_not_as_it_was_written_is_not_used(corpus, tmp_path, damage):
-    state = start(*base_stage(quick(corpus), Place(corpus, tmp_path, tmp_path)))
+def test_a_damaged_or_edited_checkpoint_is_not_used(corpus, tmp_path, damage):
+    state = initial_state(*base_stage(quick(corpus), Workspace(corpus, tmp_path, tmp_path)))
     for step in (4, 8):
         state.step = step
         checkpointing.save(state, tmp_path, keep=2)
     damage(tmp_path / "step-00000008")
-    with pytest.warns(UserWarning, match="is not used: .*; falling back to the one before"):
+    with pytest.warns(UserWarning, match="is damaged: .*; using the checkpoint before it"):
         assert checkpointing.restore(state, tmp_path)
     assert state.step == 4
     assert [path.name for path in checkpointing.checkpoints_in(tmp_path)] == ["step-00000004"]
     write(b"[]")(tmp_path / "step-00000004")
     with (
-        pytest.warns(UserWarning, match="not used"),
-        pytest.raises(ValueError, match=r"no checkpoint in .* is whole: start anew"),
+        pytest.warns(UserWarning, match="is damaged"),
+        pytest.raises(ValueError, match=r"all checkpoints in .* are damaged: start again"),
     ):
         checkpointing.restore(state, tmp_path)
 
 
-def test_a_gradient_that_is_not_finite_stops_the_run_before_it_is_saved(corpus, tmp_path):
-    stage, loop = base_stage(quick(corpus), Place(corpus, tmp_path, tmp_path))
+def test_a_gradient_that_is_not_finite_stops_the_run_before_saving(corpus, tmp_path):
+    stage, loop = base_stage(quick(corpus), Workspace(corpus, tmp_path, tmp_path))
     loss = stage.loss
     weight = next(stage.demasker.parameters())
 
-    def steep(step, places):
-        """A finite loss, whose gradient is not."""
-        return loss(step, places) + 0 * torch.sqrt(weight.abs().sum() * 0)
+    def steep(step, indices):
+        """A finite loss with a gradient that is not finite."""
+        return loss(step, indices) + 0 * torch.sqrt(weight.abs().sum() * 0)
 
     stage.loss = steep
     with pytest.raises(FloatingPointError, match=r"stage base: gradient norm nan at step 0: .* lower learning"):
@@ -370,31 +380,31 @@ def files_of_at_most(size):
         resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, hard))
 
 
-def test_a_disk_that_fills_before_the_end_loses_nothing(corpus, done, tmp_path):
+def test_a_full_disk_at_the_end_loses_nothing(corpus, done, tmp_path):
     for name in ("base", "run.json"):
         shutil.copytree(done / name, tmp_path / name) if name == "base" else shutil.copy(done / name, tmp_path)
     shutil.rmtree(tmp_path / "base" / "model")
-    place = Place(corpus, tmp_path, tmp_path)
+    workspace = Workspace(corpus, tmp_path, tmp_path)
     metrics = (tmp_path / "base" / "metrics.jsonl").read_text()
     for size in (100, 100_000):  # too small for the metrics; for the model
         with files_of_at_most(size), pytest.raises(OSError, match="too large"):
-            run_stage("base", quick(corpus), place, resume=True)
+            run_stage("base", quick(corpus), workspace, resume=True)
         assert not leftovers(tmp_path)
         assert not (tmp_path / "base" / "model").exists()
-    assert run_stage("base", quick(corpus), place, resume=True)
+    assert run_stage("base", quick(corpus), workspace, resume=True)
     assert len((tmp_path / "base" / "metrics.jsonl").read_text().splitlines()) == len(metrics.splitlines())
     assert load_model(tmp_path / "base" / "model" / "demasker")
 
 
-def test_registers_need_their_space_before_the_work(corpus, done, tmp_path):
-    place = Place(corpus, tmp_path, done)
+def test_registers_reserve_their_space_before_encoding(corpus, done, tmp_path):
+    workspace = Workspace(corpus, tmp_path, done)
     with files_of_at_most(10_000), pytest.raises(OSError, match="too large"):
-        run_stage("registers", quick(corpus), place)
+        run_stage("registers", quick(corpus), workspace)
     assert not leftovers(tmp_path)
-    assert run_stage("registers", quick(corpus), place)
+    assert run_stage("registers", quick(corpus), workspace)
 
 
-def test_the_space_of_registers_is_taken_when_their_file_is_made(tmp_path):
+def test_the_space_of_registers_is_allocated_with_their_file(tmp_path):
     _open_bank(tmp_path / "bank.npy", (1000, 4, 32), Ranks())
     status = (tmp_path / "bank.npy").stat()
     assert status.st_blocks * 512 >= status.st_size

@@ -1,4 +1,4 @@
-"""What a user can get wrong before training begins, and files that were damaged: one clear line each."""
+"""Mistakes of a user before training starts, and damaged files: one clear line each."""
 
 import json
 import os
@@ -9,12 +9,14 @@ import pytest
 from typer.testing import CliRunner
 
 from crocodil import cli
-from crocodil.presets.runs import ADAPTED, FRESH, changed, tiny
+from crocodil.presets.runs import FROM_PRETRAINED, FROM_SCRATCH, tiny, with_changes
 from crocodil.runtime.devices import checked_device
 from crocodil.runtime.progress import rate
 from crocodil.training.adapting import LoRA
 from crocodil.training.journal import curves, last_values, metrics_log
-from crocodil.training.run import Place, read_recorded, run_stage
+from crocodil.training.run import run_stage
+from crocodil.training.run_config import read_run_summary
+from crocodil.training.stage_setup import Workspace
 
 
 def invoke(*arguments):
@@ -47,41 +49,40 @@ def invoke(*arguments):
         (["=1"], "no field ''"),
         (
             ["demasker.register_width=16"],
-            "demasker.register_width is 16 and encoder.register_width 32: they must",
+            "demasker.register_width is 16 and encoder.register_width is 32: they must",
         ),
-        (["prior.register_width=16"], "prior.register_width is 16 and encoder.register_width 32"),
-        (["encoder.num_registers=9"], "demasker.num_registers is 8 and encoder.num_registers 9"),
-        (["prior.num_registers=2"], "conditional.num_registers is 4 and prior.num_registers 2"),
+        (["prior.register_width=16"], "prior.register_width is 16 and encoder.register_width is 32"),
+        (["encoder.num_registers=9"], "demasker.num_registers is 8 and encoder.num_registers is 9"),
+        (["prior.num_registers=2"], "conditional.num_registers is 4 and prior.num_registers is 2"),
         (["prior.num_registers=9", "conditional.num_registers=9"], "prior.num_registers is 9: .* has only 8"),
-        (["guided_objective.prefix_lengths=[1,9]"], "prefix_lengths go beyond the 8 registers"),
-        (["conditional.condition_width=16"], "conditional.condition_width is 16 and encoder.register_width 32"),
+        (["guided_objective.prefix_lengths=[1,9]"], "prefix_lengths: the encoder has only 8 registers"),
+        (["conditional.condition_width=16"], "conditional.condition_width is 16 and encoder.register_width is 32"),
         (["prior.condition_width=32", "prior.condition_length=8"], "only conditional has a condition"),
     ],
 )
-def test_a_setting_that_cannot_be_is_one_line(corpus, changes, message):
+def test_an_invalid_setting_is_one_line(corpus, changes, message):
     with pytest.raises(ValueError, match=message) as found:
-        changed(tiny(corpus), changes)
+        with_changes(tiny(corpus), changes)
     assert "\n" not in str(found.value)
     assert len(str(found.value)) < 300
 
 
-def test_settings_that_belong_together_are_set_together(corpus):
+def test_settings_that_must_agree_are_set_together(corpus):
     names = ("demasker.register_width", "encoder.register_width", "prior.register_width")
     names += ("conditional.register_width", "conditional.condition_width")
-    run = changed(tiny(corpus), [f"{name}=16" for name in names])
+    run = with_changes(tiny(corpus), [f"{name}=16" for name in names])
     assert run.conditional.condition_width == run.prior.register_width == 16
-    assert changed(run, ["base_loop.batch_size=9", "base_loop.num_accumulated=3"]).base_loop.num_accumulated == 3
+    run = with_changes(run, ["base_loop.batch_size=9", "base_loop.num_accumulated=3"])
+    assert run.base_loop.num_accumulated == 3
 
 
-def test_adapters_stand_at_projections_that_there_are():
-    with pytest.raises(ValueError, match=r"lora.targets are some of query, .*, not \['keys'\]"):
+def test_adapters_need_existing_projections():
+    with pytest.raises(ValueError, match=r"lora.targets must be one or more of query, .*, not \['keys'\]"):
         LoRA(targets=("query", "keys"))
 
 
-def test_what_does_not_fit_the_corpus_or_the_run_is_refused_before_anything_is_written(
-    corpus, tmp_path, monkeypatch
-):
-    run, place = tiny(corpus), Place(corpus, tmp_path / "run", tmp_path / "run")
+def test_settings_that_do_not_fit_are_refused_before_anything_is_written(corpus, tmp_path, monkeypatch):
+    run, workspace = tiny(corpus), Workspace(corpus, tmp_path / "run", tmp_path / "run")
     slow = replace(run, encoder_warmup_steps=121)
     read = replace(run, encoder=replace(run.encoder, vocab_size=999))
     other = replace(run, encoder_begins_as_base=True, encoder=replace(run.encoder, mlp_width=64))
@@ -89,35 +90,35 @@ def test_what_does_not_fit_the_corpus_or_the_run_is_refused_before_anything_is_w
         (
             "base",
             replace(run, lengths=(100_000,)),
-            place,
-            "lengths: 100000 tokens, and the longest program .* has",
+            workspace,
+            "lengths: 100000 tokens, but the longest program .* has",
         ),
         (
             "guided",
             slow,
-            place,
+            workspace,
             "encoder_warmup_steps is 121 and guided_loop.num_steps 120: the demasker would never",
         ),
-        ("guided", read, place, "the encoder has a vocabulary of 999, the corpus one of 320"),
-        ("guided", other, place, "an encoder of mlp_width 64 cannot begin as a base of mlp_width 192"),
-        ("registers", run, place, "train stage guided first"),
-        ("guided", run, Place(corpus, tmp_path / "run", tmp_path), "holds no run: run.json is missing"),
+        ("guided", read, workspace, "the encoder has a vocabulary of 999, the corpus one of 320"),
+        ("guided", other, workspace, "encoder.mlp_width is 64, but the base has 192: make them fit"),
+        ("registers", run, workspace, "train stage guided first"),
+        ("guided", run, Workspace(corpus, tmp_path / "run", tmp_path), "holds no run: run.json is missing"),
     ):
         with pytest.raises(ValueError, match=message):
             run_stage(stage, wrong, where)
     monkeypatch.setitem(sys.modules, "peft", None)
     with pytest.raises(ValueError, match="LoRA needs peft"):
-        run_stage("guided", replace(run, lora=LoRA(rank=2)), place)
+        run_stage("guided", replace(run, lora=LoRA(rank=2)), workspace)
     for minutes in (0, -1, float("nan"), float("inf")):
-        with pytest.raises(ValueError, match="minutes: give a number above 0"):
-            run_stage("base", run, place, max_minutes=minutes)
+        with pytest.raises(ValueError, match=r"max_minutes is .*: give a finite number above 0"):
+            run_stage("base", run, workspace, max_minutes=minutes)
     assert not (tmp_path / "run").exists()
 
 
 # ---------------------------------------------------------------- the command line
 
 
-def test_options_have_ranges(corpus, tmp_path):
+def test_options_outside_their_range_are_refused(corpus, tmp_path):
     for option, value in (("--gpus", 0), ("--gpus", -1), ("--max-minutes", "nan"), ("--max-minutes", "-1"),
                           ("--max-minutes", 0), ("--max-minutes", "inf")):  # fmt: skip
         found = invoke("train", "base", "--preset", "tiny", "--dry-run", option, value)
@@ -131,12 +132,12 @@ def test_options_have_ranges(corpus, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_a_device_is_the_cpu_or_a_gpu_that_is_there():
+def test_a_device_is_the_cpu_or_an_available_gpu():
     assert checked_device("cpu") == "cpu"
     with pytest.raises(ValueError, match="device cuda:9999: "):
         checked_device("cuda:9999")
     for name in ("gpu", "mps", "CPU", "cpu:0", "cuda:-1", "cuda:٣"):
-        with pytest.raises(ValueError, match=r"no device .*: take cpu, cuda, or cuda:N"):
+        with pytest.raises(ValueError, match=r"no device .*: use cpu, cuda, or cuda:N"):
             checked_device(name)
 
 
@@ -146,29 +147,29 @@ def test_a_loss_that_diverges_names_stage_and_step_and_says_what_to_do(corpus, t
     assert isinstance(found.exception, ArithmeticError)
     assert "stage base: " in str(found.exception)
     assert "at step 1" in str(found.exception)
-    assert "start anew with a lower learning rate and another --out" in str(found.exception)
+    assert "start again with a lower learning rate and another --out" in str(found.exception)
 
 
-@pytest.mark.parametrize("preset", [*FRESH, *ADAPTED])
+@pytest.mark.parametrize("preset", [*FROM_SCRATCH, *FROM_PRETRAINED])
 def test_an_estimate_needs_no_folder_and_no_corpus(preset):
     found = invoke("train", "guided", "--preset", preset, "--dry-run", "--gpus", 8)
     assert found.exit_code == 0
     assert "conditional" in found.output
     assumed = (
-        "12,000,000 programs, as many as the paper's"
-        if preset in ADAPTED
+        "12,000,000 programs, as in the paper"
+        if preset in FROM_PRETRAINED
         else "the built-in model's vocabulary of 8,192"
     )
     assert f"Assumed, as no --data is given: {assumed}.\n" in found.output
-    if preset in ADAPTED:
+    if preset in FROM_PRETRAINED:
         assert "70,313" in found.output  # 3 epochs in batches of 512
 
 
-def test_data_that_is_no_corpus_is_one_line(tmp_path):
+def test_data_without_a_corpus_is_one_line(tmp_path):
     for verb in (("train", "base", "--out", tmp_path / "run"), ("train", "base", "--dry-run")):
         found = invoke(*verb, "--data", tmp_path)
         assert isinstance(found.exception, ValueError)
-        assert "holds no finished corpus" in str(found.exception)
+        assert "is not a finished corpus" in str(found.exception)
 
 
 # ---------------------------------------------------------------- damaged files
@@ -179,24 +180,24 @@ DAMAGED = ["[]", '{"loss": 1}', '{"step": "1"}', '{"step": 1, "loss": []}', "\x0
 
 
 @pytest.mark.parametrize("line", DAMAGED)
-def test_a_damaged_line_of_metrics_is_left_out_and_dropped_on_resume(tmp_path, line):
+def test_a_damaged_line_of_metrics_is_skipped_and_removed_on_resume(tmp_path, line):
     stage = tmp_path / "base"
     stage.mkdir()
     (stage / "metrics.jsonl").write_bytes((line + "\n").encode() + b"\xff\xfe\n" + ROWS.encode())
-    with pytest.warns(UserWarning, match=r"metrics\.jsonl: line 1 and 1 more are damaged, left out"):
+    with pytest.warns(UserWarning, match=r"metrics\.jsonl: skipped line 1 and 1 more, damaged"):
         assert last_values(tmp_path) == {"base": [("step", "2"), ("loss", "1")]}
-    with pytest.warns(UserWarning, match="left out"):
+    with pytest.warns(UserWarning, match="skipped"):
         assert "1.000" in curves(tmp_path)["base: loss"]
     with metrics_log(stage, 2) as log:
         log({"step": 3, "loss": 0.5})
     found = [json.loads(row) for row in (stage / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in found] == [1, 2, 3]
     (stage / "metrics.jsonl").write_text(line)
-    with pytest.raises(ValueError, match="no line of it is a row of metrics"):
+    with pytest.raises(ValueError, match="no line holds metrics"):
         last_values(tmp_path)
     (stage / "metrics.jsonl").unlink()
     os.mkfifo(stage / "metrics.jsonl")
-    with pytest.raises(ValueError, match="is no plain file"):
+    with pytest.raises(ValueError, match="is not a regular file"):
         last_values(tmp_path)
 
 
@@ -210,10 +211,10 @@ def test_a_damaged_line_of_metrics_is_left_out_and_dropped_on_resume(tmp_path, l
         b'{"lengths": [64], "prior_objective": {"largest_offset": 7}, "pretrained": {}}',
     ],
 )  # fmt: skip
-def test_a_damaged_record_of_a_run_is_one_line(corpus, tmp_path, text):
+def test_a_damaged_run_file_is_one_line(corpus, tmp_path, text):
     (tmp_path / "run.json").write_bytes(text)
     with pytest.raises(ValueError, match=r"run\.json"):
-        read_recorded(tmp_path)
+        read_run_summary(tmp_path)
     found = invoke("assemble", tmp_path, "--data", corpus.directory, "--out", tmp_path / "model")
     assert "run.json" in str(found.exception)
     assert isinstance(found.exception, ValueError)

@@ -1,4 +1,4 @@
-"""Two processes train what one process trains: losses, weights, registers; and one goes on where two stopped."""
+"""Two processes give the losses, weights and registers of one process, and one can load a checkpoint of two."""
 
 import json
 import os
@@ -14,16 +14,17 @@ import torch
 from crocodil.checkpoints.format import load_model
 from crocodil.corpus.shards import Corpus
 from crocodil.presets.runs import tiny
-from crocodil.runtime.distributed import Ranks, ranks
+from crocodil.runtime.distributed import Ranks, process_group
 from crocodil.training import checkpointing
-from crocodil.training.loop import LoopConfig, start
-from crocodil.training.run import Place, base_stage, guided_stage, run_stage
+from crocodil.training.loop import LoopConfig, initial_state
+from crocodil.training.run import run_stage
+from crocodil.training.stage_setup import Workspace, base_stage, guided_stage
 
 STAGES = ("base", "guided", "registers", "prior", "conditional")
 
 
 def short(corpus):
-    """Few steps of every stage; the demasker is unfrozen half way through the guided one."""
+    """A few steps of every stage; the demasker is unfrozen half way through stage guided."""
     run = tiny(corpus)
     loop = replace(run.base_loop, num_steps=6, save_every=3, evaluate_every=100)
     return replace(
@@ -31,9 +32,9 @@ def short(corpus):
     )
 
 
-def train_all(corpus, out, all_ranks):
+def train_all(corpus, out, ranks):
     for stage in STAGES:
-        assert run_stage(stage, short(corpus), Place(corpus, out, out, all_ranks))
+        assert run_stage(stage, short(corpus), Workspace(corpus, out, out, ranks))
 
 
 @pytest.fixture(scope="session")
@@ -72,7 +73,7 @@ def test_the_loss_curve_does_not_depend_on_the_number_of_ranks(by_one, by_two, s
     assert losses(by_two / stage) == pytest.approx(losses(by_one / stage), rel=1e-4)
 
 
-def test_finished_models_agree(by_one, by_two):
+def test_two_ranks_finish_with_the_same_models_as_one(by_one, by_two):
     for stage, module in (("base", "demasker"), ("guided", "encoder"), ("guided", "demasker")):
         one, two = (load_model(out / stage / "model" / module) for out in (by_one, by_two))
         assert type(one) is type(two)
@@ -80,7 +81,7 @@ def test_finished_models_agree(by_one, by_two):
             assert torch.allclose(weight, two.state_dict()[name], atol=1e-4), name
 
 
-def test_ranks_cache_the_registers_that_one_would(by_one, by_two):
+def test_two_ranks_cache_the_same_registers_as_one(by_one, by_two):
     one, two = (np.load(out / "registers" / "train-64" / "registers.npy") for out in (by_one, by_two))
     assert one.shape == two.shape
     assert np.allclose(one, two, atol=2e-2)
@@ -88,11 +89,11 @@ def test_ranks_cache_the_registers_that_one_would(by_one, by_two):
 
 @pytest.mark.parametrize("build", [base_stage, guided_stage])
 def test_a_checkpoint_of_two_ranks_loads_in_one_process(corpus, by_one, by_two, build):
-    place = Place(corpus, by_two, by_two)
+    workspace = Workspace(corpus, by_two, by_two)
     states = []
     for out in (by_one, by_two):
-        stage, loop = build(short(corpus), place)
-        state = start(stage, loop)
+        stage, loop = build(short(corpus), workspace)
+        state = initial_state(stage, loop)
         assert checkpointing.restore(state, out / stage.name / "checkpoints")
         states.append(state)
     one, two = states
@@ -106,9 +107,9 @@ def test_a_checkpoint_of_two_ranks_loads_in_one_process(corpus, by_one, by_two, 
 
 
 def test_ranks_share_a_batch_without_gap_or_overlap():
-    places = range(8, 24)
-    shares = [list(Ranks(rank, 4).share(places)) for rank in range(4)]
-    assert [place for share in shares for place in share] == list(places)
+    indices = range(8, 24)
+    shares = [list(Ranks(rank, 4).share(indices)) for rank in range(4)]
+    assert [index for share in shares for index in share] == list(indices)
     assert {len(share) for share in shares} == {4}
     config = LoopConfig(num_steps=1, batch_size=6, learning_rate=1.0, num_accumulated=2)
     with pytest.raises(ValueError, match="2 ranks do not divide a micro-batch of 3"):
@@ -116,8 +117,8 @@ def test_ranks_share_a_batch_without_gap_or_overlap():
 
 
 if __name__ == "__main__":
-    with ranks("cpu") as all_ranks:
+    with process_group("cpu") as ranks:
         corpus, out = Corpus(sys.argv[1]), Path(sys.argv[2])
-        train_all(corpus, out, all_ranks)
-        with pytest.raises(ValueError, match="this stage is finished"):  # the first rank looks, all of them end
-            run_stage("base", short(corpus), Place(corpus, out, out, all_ranks))
+        train_all(corpus, out, ranks)
+        with pytest.raises(ValueError, match="this stage is finished"):  # the main rank checks, all ranks raise
+            run_stage("base", short(corpus), Workspace(corpus, out, out, ranks))

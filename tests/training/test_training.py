@@ -1,4 +1,4 @@
-"""Every stage of `tiny` from nothing, and what may go wrong on the way."""
+"""All stages of preset tiny, and what may go wrong."""
 
 import json
 import os
@@ -22,8 +22,9 @@ from crocodil.presets.runs import ABLATIONS, tiny
 from crocodil.runtime.distributed import Ranks
 from crocodil.training import checkpointing
 from crocodil.training.estimate import estimates
-from crocodil.training.loop import LoopConfig, Phase, prepare, start, take_step, train, trained_at
-from crocodil.training.run import Place, base_stage, conditional_stage, guided_stage, prior_stage, run_stage
+from crocodil.training.loop import LoopConfig, Phase, initial_state, prepare, take_step, train, trained_at
+from crocodil.training.run import run_stage
+from crocodil.training.stage_setup import Workspace, base_stage, guided_stage
 
 
 def rows(directory):
@@ -61,11 +62,11 @@ def test_finished_stages_leave_models_that_load(trained, corpus):
     assert load_model(trained / "conditional" / "model" / "denoiser").config == run.conditional
 
 
-def test_cached_registers_are_the_encoders(trained, corpus):
-    place = Place(corpus, trained, trained)
+def test_cached_registers_are_those_of_the_encoder(trained, corpus):
+    workspace = Workspace(corpus, trained, trained)
     encoder = load_model(trained / "guided" / "model" / "encoder").eval()
     programs = corpus.programs("valid", length=64)
-    cached = place.registers(tiny(corpus), "valid")[0]
+    cached = workspace.registers(tiny(corpus), "valid")[0]
     assert len(cached) == len(programs)
     ends = np.array([0, len(programs) - 1])
     tokens = torch.from_numpy(programs.batch(ends))
@@ -75,11 +76,11 @@ def test_cached_registers_are_the_encoders(trained, corpus):
 
 
 @pytest.mark.parametrize("learns", [True, False])
-def test_the_encoder_of_conditions_learns_along_only_where_the_run_says_so(trained, corpus, tmp_path, learns):
+def test_the_condition_encoder_is_trained_only_if_the_run_says_so(trained, corpus, tmp_path, learns):
     run = tiny(corpus)
     loop = replace(run.conditional_loop, num_steps=3, average_decay=0.0)
     run = replace(run, conditional_loop=loop, condition_encoder_learns=learns)
-    assert run_stage("conditional", run, Place(corpus, tmp_path, trained))
+    assert run_stage("conditional", run, Workspace(corpus, tmp_path, trained))
     saved = tmp_path / "conditional" / "model" / "condition_encoder"
     assert saved.exists() is learns
     if learns:
@@ -87,7 +88,7 @@ def test_the_encoder_of_conditions_learns_along_only_where_the_run_says_so(train
         assert not torch.equal(load_model(saved).suffix, before)
 
 
-def test_lengths_take_turns_and_one_denoiser_learns_to_be_both_priors(trained, corpus, tmp_path):
+def test_lengths_take_turns_and_one_denoiser_can_be_both_priors(trained, corpus, tmp_path):
     run = tiny(corpus)
     loop = replace(run.conditional_loop, num_steps=4, evaluate_every=4)
     run = replace(
@@ -95,14 +96,14 @@ def test_lengths_take_turns_and_one_denoiser_learns_to_be_both_priors(trained, c
         conditional=replace(run.conditional, self_conditioned=True),
         prior_objective=replace(run.prior_objective, bare_rate=0.75),
     )  # fmt: skip
-    data = Place(corpus, tmp_path, trained).data(run, loop)
+    data = Workspace(corpus, tmp_path, trained).data(run, loop)
     assert [data.tokens(step, range(3)).shape[1] for step in range(4)] == [32, 32, 64, 32]
-    epoch = np.concatenate([data.numbers(3 * step, range(16)) for step in range(len(data.train[0]) // 16)])
-    assert len(set(epoch)) == len(epoch)  # a turn has its own order, of which no step of its own is lost
-    assert not np.array_equal(data.numbers(0, range(16)), data.numbers(1, range(16)))
+    epoch = np.concatenate([data.program_ids(3 * step, range(16)) for step in range(len(data.train[0]) // 16)])
+    assert len(set(epoch)) == len(epoch)  # each turn has its own order and skips no program
+    assert not np.array_equal(data.program_ids(0, range(16)), data.program_ids(1, range(16)))
     (tmp_path / "guided").symlink_to(trained / "guided")
     for stage in ("registers", "conditional"):
-        assert run_stage(stage, run, Place(corpus, tmp_path, tmp_path))
+        assert run_stage(stage, run, Workspace(corpus, tmp_path, tmp_path))
     assert sorted(path.name for path in (tmp_path / "registers").glob("*-*")) == [
         "train-32", "train-64", "valid-32", "valid-64",
     ]  # fmt: skip
@@ -113,9 +114,9 @@ def test_lengths_take_turns_and_one_denoiser_learns_to_be_both_priors(trained, c
 # ---------------------------------------------------------------- the freezing schedule
 
 
-def test_in_warm_up_encoder_and_interface_move_and_the_demasker_rests(trained, corpus):
-    stage, loop = guided_stage(tiny(corpus), Place(corpus, trained, trained))
-    state = start(stage, loop)
+def test_warm_up_trains_the_encoder_and_the_interface_but_not_the_demasker(trained, corpus):
+    stage, loop = guided_stage(tiny(corpus), Workspace(corpus, trained, trained))
+    state = initial_state(stage, loop)
 
     def moved(steps):
         before = {name: [p.detach().clone() for p in group] for name, group in stage.groups().items()}
@@ -159,16 +160,16 @@ def equal(one, other):
 @pytest.fixture(scope="session")
 def uninterrupted(corpus, tmp_path_factory):
     out = tmp_path_factory.mktemp("whole")
-    run_stage("base", few_steps(corpus), Place(corpus, out, out))
+    run_stage("base", few_steps(corpus), Workspace(corpus, out, out))
     return weights(out / "base")
 
 
-def test_a_run_that_stops_for_time_saves_and_resumes_to_the_same_bits(corpus, tmp_path, uninterrupted):
-    place = Place(corpus, tmp_path, tmp_path)
+def test_a_run_stopped_by_its_time_limit_resumes_to_the_same_bits(corpus, tmp_path, uninterrupted):
+    workspace = Workspace(corpus, tmp_path, tmp_path)
     for step in range(1, 4):  # out of time after every step
-        assert not run_stage("base", few_steps(corpus), place, resume=step > 1, max_minutes=1e-9)
+        assert not run_stage("base", few_steps(corpus), workspace, resume=step > 1, max_minutes=1e-9)
         assert (tmp_path / "base" / "checkpoints" / f"step-{step:08d}").exists()
-    assert run_stage("base", few_steps(corpus), place, resume=True)
+    assert run_stage("base", few_steps(corpus), workspace, resume=True)
     assert equal(weights(tmp_path / "base"), uninterrupted)
 
 
@@ -178,14 +179,15 @@ sys.path.insert(0, sys.argv[1])
 import test_training as here
 from pathlib import Path
 from crocodil.corpus.shards import Corpus
-from crocodil.training.run import Place, run_stage
+from crocodil.training.run import run_stage
+from crocodil.training.stage_setup import Workspace
 out = Path(sys.argv[3])
 corpus = Corpus(sys.argv[2])
-run_stage("base", here.few_steps(corpus), Place(corpus, out, out), resume=(out / "base").exists())
+run_stage("base", here.few_steps(corpus), Workspace(corpus, out, out), resume=(out / "base").exists())
 """
 
 
-def test_a_run_that_is_killed_and_resumed_ends_with_the_same_bits(corpus, tmp_path, uninterrupted):
+def test_a_killed_run_resumes_to_the_same_bits(corpus, tmp_path, uninterrupted):
     command = [sys.executable, "-c", SCRIPT, os.path.dirname(__file__), str(corpus.directory), str(tmp_path)]
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     while not list(tmp_path.glob("base/checkpoints/step-00000004/state.json")):
@@ -199,24 +201,24 @@ def test_a_run_that_is_killed_and_resumed_ends_with_the_same_bits(corpus, tmp_pa
 
 
 def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(corpus, tmp_path, uninterrupted):
-    place = Place(corpus, tmp_path, tmp_path)
-    stage, loop = base_stage(few_steps(corpus), place)
+    workspace = Workspace(corpus, tmp_path, tmp_path)
+    stage, loop = base_stage(few_steps(corpus), workspace)
     train(stage, replace(loop, num_steps=8, decay_share=0.0), tmp_path / "half")
     newest = sorted((tmp_path / "half" / "checkpoints").glob("step-*"))
     assert [one.name for one in newest] == ["step-00000004", "step-00000008"]
     next(newest[-1].glob("*.safetensors")).write_bytes(b"damaged")
-    state = start(*base_stage(few_steps(corpus), place))
-    with pytest.warns(UserWarning, match=r"step-00000008 is not used: .*\.safetensors is missing or damaged"):
+    state = initial_state(*base_stage(few_steps(corpus), workspace))
+    with pytest.warns(UserWarning, match=r"step-00000008 is damaged: .*\.safetensors is missing or damaged"):
         assert checkpointing.restore(state, tmp_path / "half" / "checkpoints")
     assert state.step == 4
 
 
-def test_accumulated_micro_batches_are_one_batch(corpus, tmp_path):
+def test_accumulated_micro_batches_equal_one_batch(corpus, tmp_path):
     states = []
     for num_accumulated in (1, 4):
-        stage, loop = base_stage(few_steps(corpus), Place(corpus, tmp_path, tmp_path))
+        stage, loop = base_stage(few_steps(corpus), Workspace(corpus, tmp_path, tmp_path))
         loop = replace(loop, num_accumulated=num_accumulated)
-        state = start(stage, loop)
+        state = initial_state(stage, loop)
         for _ in range(3):
             take_step(stage, state, loop)
         states.append(state.parameters)
@@ -226,10 +228,10 @@ def test_accumulated_micro_batches_are_one_batch(corpus, tmp_path):
 def test_recomputed_blocks_give_the_same_steps(corpus, tmp_path):
     states = []
     for recompute in (False, True):
-        stage, loop = base_stage(few_steps(corpus), Place(corpus, tmp_path, tmp_path))
+        stage, loop = base_stage(few_steps(corpus), Workspace(corpus, tmp_path, tmp_path))
         loop = replace(loop, recompute_blocks=recompute)
         prepare(stage, loop, Ranks())
-        state = start(stage, loop)
+        state = initial_state(stage, loop)
         take_step(stage, state, loop)
         states.append(state.parameters)
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
@@ -238,27 +240,7 @@ def test_recomputed_blocks_give_the_same_steps(corpus, tmp_path):
 # ---------------------------------------------------------------- settings and mistakes
 
 
-@pytest.mark.parametrize("build", [prior_stage, conditional_stage])
-def test_the_step_of_a_prior_is_a_function_of_its_inputs_so_that_it_can_be_recorded(trained, corpus, build):
-    def after_steps(play):
-        stage, loop = build(tiny(corpus), Place(corpus, trained, trained))
-        state = start(stage, loop)
-        for _ in range(3):
-            take_step(stage, state, loop, play)
-        return {"all": dict(state.parameters)}
-
-    assert equal(after_steps(None), after_steps(lambda step, key, inputs: step(*inputs)))
-
-
-def test_what_cannot_be_recorded_is_one_clear_line(corpus, tmp_path):
-    stage, loop = base_stage(few_steps(corpus), Place(corpus, tmp_path, tmp_path))
-    with pytest.raises(ValueError, match="steps of stage base cannot be recorded"):
-        prepare(stage, replace(loop, record_steps=True), Ranks())
-    with pytest.raises(ValueError, match="one micro-batch"):
-        replace(loop, record_steps=True, num_accumulated=2)
-
-
-def test_a_disk_that_fills_is_one_clear_line_and_leaves_no_half_checkpoint(corpus, tmp_path):
+def test_a_full_disk_is_one_clear_line_and_leaves_no_partial_checkpoint(corpus, tmp_path):
     out = tmp_path / "run"
     options = ["--preset", "tiny", "--data", str(corpus.directory), "--out", str(out), "--device", "cpu"]
     options += ["--set", "base_loop.num_steps=2"]
@@ -285,8 +267,8 @@ def test_an_empty_split_is_one_clear_line(corpus, tmp_path):
         if path.name != "corpus.json":
             (copy / path.name).symlink_to(path)
     (copy / "corpus.json").write_text(json.dumps(description))
-    with pytest.raises(ValueError, match="the valid split holds no program of at most 64 tokens"):
-        run_stage("base", tiny(corpus), Place(Corpus(copy), tmp_path, tmp_path))
+    with pytest.raises(ValueError, match="the valid split has no program of at most 64 tokens"):
+        run_stage("base", tiny(corpus), Workspace(Corpus(copy), tmp_path, tmp_path))
     assert not (tmp_path / "base").exists()
 
 
@@ -302,46 +284,46 @@ def test_the_learning_rate_warms_up_holds_and_decays():
         replace(cosine, batch_size=10, num_accumulated=3)
 
 
-def test_a_loss_that_is_not_finite_stops_the_run_says_where_and_is_not_saved(corpus, tmp_path):
-    stage, loop = base_stage(few_steps(corpus), Place(corpus, tmp_path, tmp_path))
+def test_a_loss_that_is_not_finite_stops_the_run_before_saving_and_says_where(corpus, tmp_path):
+    stage, loop = base_stage(few_steps(corpus), Workspace(corpus, tmp_path, tmp_path))
     loss = stage.loss
-    stage.loss = lambda step, places: loss(step, places) * (torch.nan if step == 6 else 1)
+    stage.loss = lambda step, indices: loss(step, indices) * (torch.nan if step == 6 else 1)
     with pytest.raises(FloatingPointError, match="stage base: loss nan at step 6 on rank 0"):
         train(stage, loop, tmp_path / "run")
     assert [one.name for one in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-00000004"]
 
 
-def test_what_does_not_fit_is_one_clear_line(corpus, tmp_path, trained):
-    run, place = tiny(corpus), Place(corpus, tmp_path, tmp_path)
+def test_a_stage_that_cannot_run_is_one_clear_line(corpus, tmp_path, trained):
+    run, workspace = tiny(corpus), Workspace(corpus, tmp_path, tmp_path)
     with pytest.raises(ValueError, match="no stage 'nonsense'"):
-        run_stage("nonsense", run, place)
+        run_stage("nonsense", run, workspace)
     with pytest.raises(ValueError, match="train stage base first"):
-        run_stage("guided", run, place)
+        run_stage("guided", run, workspace)
     with pytest.raises(ValueError, match="run stage registers first"):
-        run_stage("prior", run, place)
+        run_stage("prior", run, workspace)
     with pytest.raises(ValueError, match="this stage is finished"):
-        run_stage("base", run, Place(corpus, trained, trained))
+        run_stage("base", run, Workspace(corpus, trained, trained))
     wrong = replace(run, demasker=replace(run.demasker, backbone=replace(run.demasker.backbone, vocab_size=999)))
     with pytest.raises(ValueError, match="the corpus has a vocabulary of 320, the run one of 999"):
-        run_stage("base", wrong, place)
-    run_stage("base", few_steps(corpus), place, max_minutes=1e-9)
-    with pytest.raises(ValueError, match="holds a run already"):
-        run_stage("base", few_steps(corpus), place)
+        run_stage("base", wrong, workspace)
+    run_stage("base", few_steps(corpus), workspace, max_minutes=1e-9)
+    with pytest.raises(ValueError, match="already holds a run"):
+        run_stage("base", few_steps(corpus), workspace)
     wider = replace(run, demasker=replace(run.demasker, backbone=replace(run.demasker.backbone, width=32)))
-    with pytest.raises(ValueError, match=r"base was begun with demasker.backbone.width=64, not 32 \("):
-        run_stage("base", wider, place, resume=True)
+    with pytest.raises(ValueError, match=r"base was started with demasker.backbone.width=64, not 32 \("):
+        run_stage("base", wider, workspace, resume=True)
     with pytest.raises(ValueError, match="has shape"):
-        checkpointing.restore(start(*base_stage(wider, place)), tmp_path / "base" / "checkpoints")
+        checkpointing.restore(initial_state(*base_stage(wider, workspace)), tmp_path / "base" / "checkpoints")
 
 
-def test_a_signal_to_stop_saves_first(corpus, tmp_path):
-    stage, loop = base_stage(few_steps(corpus, 1000), Place(corpus, tmp_path, tmp_path))
+def test_a_run_saves_when_it_is_asked_to_stop(corpus, tmp_path):
+    stage, loop = base_stage(few_steps(corpus, 1000), Workspace(corpus, tmp_path, tmp_path))
     loss = stage.loss
 
-    def loss_and_signal(step, places):
+    def loss_and_signal(step, indices):
         if step == 2:
             os.kill(os.getpid(), signal.SIGTERM)
-        return loss(step, places)
+        return loss(step, indices)
 
     stage.loss = loss_and_signal
     assert train(stage, loop, tmp_path / "run").step == 3
@@ -351,7 +333,7 @@ def test_a_signal_to_stop_saves_first(corpus, tmp_path):
 # ---------------------------------------------------------------- the command line
 
 
-def test_the_command_line_trains_resumes_shows_and_says_what_a_run_will_take(corpus, tmp_path):
+def test_the_command_line_trains_resumes_shows_and_estimates(corpus, tmp_path):
     command, data, out = CliRunner(), str(corpus.directory), str(tmp_path / "run")
     options = ["--preset", "tiny", "--data", data, "--out", out, "--device", "cpu"]
     dry = command.invoke(cli.app, ["train", "base", *options, "--dry-run"])
@@ -385,7 +367,7 @@ def test_every_ablation_of_the_paper_is_a_change_of_a_run(corpus):
 def test_the_estimate_counts_the_parameters_that_are_trained(corpus):
     run = tiny(corpus)
     found = {one.stage: one for one in estimates(run)}
-    stage, _ = base_stage(run, Place(corpus, corpus.directory, corpus.directory))
+    stage, _ = base_stage(run, Workspace(corpus, corpus.directory, corpus.directory))
     assert found["base"].trained == sum(p.numel() for p in stage.demasker.parameters())
     assert found["base"].tokens == 120 * 16 * 64
     assert found["conditional"].frozen > 0

@@ -1,8 +1,12 @@
-"""This project's own model format: config.json and model.safetensors in one folder."""
+"""This project's model format: config.json and model.safetensors in one folder.
+
+Version 2 renamed weights of the register denoiser. Folders of version 1 are read through a table of names.
+"""
 
 import dataclasses
 import json
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
@@ -27,16 +31,28 @@ from crocodil.models.register_encoder import RegisterEncoder, RegisterEncoderCon
 from crocodil.runtime.atomic import whole_directory
 from crocodil.runtime.config import config_from_json, read_json
 
-# ---------------------------------------------------------------- our own format
-
 FORMAT = "crocodil"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 _KINDS: dict[str, tuple[type[nn.Module], type]] = {
     "LLaDA": (LLaDA, LLaDAConfig),
     "Demasker": (Demasker, DemaskerConfig),
     "RegisterEncoder": (RegisterEncoder, RegisterEncoderConfig),
     "RegisterDenoiser": (RegisterDenoiser, RegisterDenoiserConfig),
+}
+
+# By kind: the name of a module or parameter -> its name in version 1. Other names are the same in both.
+_NAMES_IN_VERSION_1 = {
+    "RegisterDenoiser": {
+        "proj_in": "enter",
+        "proj_guess": "enter_guess",
+        "pos_embed": "places",
+        "final_table": "last_table",
+        "proj_out": "leave",
+        "condition_embed.null": "enter_condition.null",
+        "condition_embed.pos_embed": "enter_condition.places",
+        "condition_embed.proj_in": "enter_condition.enter",
+    }
 }
 
 Model: TypeAlias = LLaDA | Demasker | RegisterEncoder | RegisterDenoiser
@@ -47,8 +63,8 @@ def save_model(
 ) -> None:
     """Write a model as config.json and model.safetensors; the directory appears whole or not at all.
 
-    `weights` stand in for the model's own where these are sharded or adapted. With `int8`, matrices are rounded to
-    rows of int8 with their scales, at a quarter of the size.
+    `weights` replace the model's own weights, for example where these are sharded or adapted. With `int8`,
+    matrices are stored as int8 with one scale per row, at a quarter of the size.
     """
     directory = Path(directory)
     if directory.exists():
@@ -60,7 +76,7 @@ def save_model(
         description = {
             "format": FORMAT,
             "format_version": FORMAT_VERSION,
-            "kind": next(kind for kind, (network, _) in _KINDS.items() if isinstance(model, network)),
+            "kind": _kind_of(model),
             "config": dataclasses.asdict(model.config),
         }
         (unfinished / CONFIG_FILE).write_text(json.dumps(description, indent=2) + "\n")
@@ -68,21 +84,34 @@ def save_model(
 
 
 def load_model(directory: StrPath, *, dtype: torch.dtype | None = None, device: Device = "cpu") -> Model:
-    """A model that `save_model` wrote."""
+    """Load a model that `save_model` wrote."""
     directory = Path(directory)
     source = directory / CONFIG_FILE
     check_quickly(directory)
     description = read_json(source)
     if description.get("format") != FORMAT:
-        raise ValueError(f"{source} is not in this project's format (for LLaDA's own, use load_llada)")
-    if description.get("format_version") != FORMAT_VERSION:
-        version = description.get("format_version")
-        raise ValueError(f"{source} has format version {version}; this crocodil reads {FORMAT_VERSION}")
+        raise ValueError(f"{source} is not in this project's format (load_llada reads LLaDA's format)")
+    version = description.get("format_version")
+    if version not in (1, FORMAT_VERSION):
+        raise ValueError(f"{source} has format version {version}; this crocodil reads 1 and {FORMAT_VERSION}")
     kind = description.get("kind")
     if not isinstance(kind, str) or kind not in _KINDS:
-        raise ValueError(f"{source}: unknown kind of model {kind!r}, known are {', '.join(_KINDS)}")
+        raise ValueError(f"{source}: unknown kind of model {kind!r}; expected one of {', '.join(_KINDS)}")
     build, config_class = _KINDS[kind]
     config = config_from_json(config_class, description.get("config"), source)
     with torch.device("meta"):
         model = build(config)
-    return load_exactly(model, stored_tensors(directory), rename=lambda name: name, dtype=dtype, device=device)
+    stored_name = partial(name_in_version_1, kind) if version == 1 else str
+    return load_exactly(model, stored_tensors(directory), rename=stored_name, dtype=dtype, device=device)
+
+
+def name_in_version_1(kind: str, name: str) -> str:
+    """Return the name that version 1 gave to a weight of this kind of model."""
+    for new, old in _NAMES_IN_VERSION_1.get(kind, {}).items():
+        if name == new or name.startswith(f"{new}."):
+            return old + name.removeprefix(new)
+    return name
+
+
+def _kind_of(model: nn.Module) -> str:
+    return next(kind for kind, (network, _) in _KINDS.items() if isinstance(model, network))

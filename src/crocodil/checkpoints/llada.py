@@ -1,4 +1,4 @@
-"""LLaDA's public checkpoints, read exactly (https://huggingface.co/GSAI-ML/LLaDA-8B-Base)."""
+"""Load LLaDA's public checkpoints exactly (https://huggingface.co/GSAI-ML/LLaDA-8B-Base)."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,9 +10,7 @@ from crocodil.checkpoints.tensors import CONFIG_FILE, Device, StrPath, load_exac
 from crocodil.models.llada import LLaDA, LLaDAConfig
 from crocodil.runtime.config import read_json
 
-# ---------------------------------------------------------------- LLaDA
-
-# Our name of a tensor -> LLaDA's. The head and a block's down projection share the leaf name `ff_out`.
+# Our name of a tensor -> LLaDA's name. The head and a block's down projection share the leaf name `ff_out`.
 _LLADA_TOP = {"embed": "wte", "norm": "ln_f", "head": "ff_out"}
 _LLADA_BLOCK = {
     "attn_norm": "attn_norm",
@@ -26,7 +24,7 @@ _LLADA_BLOCK = {
     "down": "ff_out",
 }
 
-# What LLaDA's format can say and this implementation does not vary.
+# Options of LLaDA's format that have only one value here.
 _LLADA_FIXED = {
     "model_type": "llada",
     "block_type": "llama",
@@ -46,7 +44,7 @@ _LLADA_FIXED = {
 
 
 def load_llada(directory: StrPath, *, dtype: torch.dtype | None = None, device: Device = "cpu") -> LLaDA:
-    """LLaDA from its public format: config.json and safetensors, one file or an index of shards."""
+    """Load LLaDA from its public format: config.json and safetensors, one file or an index of shards."""
     directory = Path(directory)
     config = llada_config(read_json(directory / CONFIG_FILE), source=directory / CONFIG_FILE)
     with torch.device("meta"):
@@ -55,7 +53,7 @@ def load_llada(directory: StrPath, *, dtype: torch.dtype | None = None, device: 
 
 
 def llada_name(name: str) -> str:
-    """LLaDA's name of one of our tensors."""
+    """Return LLaDA's name for one of our tensors."""
     *path, module, leaf = name.split(".")
     if path:
         _, index = path
@@ -64,10 +62,10 @@ def llada_name(name: str) -> str:
 
 
 def llada_config(values: Mapping[str, Any], *, source: object = CONFIG_FILE) -> LLaDAConfig:
-    """Our config from the contents of LLaDA's config.json; `source` is named in errors."""
+    """Convert the contents of LLaDA's config.json; `source` is named in errors."""
     for name, expected in _LLADA_FIXED.items():
         if values.get(name, expected) != expected:
-            raise ValueError(f"{source}: {name} is {values[name]!r}; only {expected!r} is implemented")
+            raise ValueError(f"{source}: {name} is {values[name]!r}, but only {expected!r} is implemented")
     try:
         return LLaDAConfig(
             vocab_size=values.get("embedding_size") or values["vocab_size"],

@@ -1,4 +1,4 @@
-"""Qwen3-Embedding's public checkpoints, read exactly, as the backbone of a register encoder."""
+"""Load Qwen3-Embedding's public checkpoints exactly, as the backbone of a register encoder."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,8 +11,6 @@ from crocodil.checkpoints.tensors import CONFIG_FILE, Device, StrPath, load_exac
 from crocodil.models.register_encoder import RegisterEncoder, RegisterEncoderConfig
 from crocodil.runtime.config import read_json
 
-# ---------------------------------------------------------------- Qwen3-Embedding
-
 
 def load_qwen3_embedding(
     directory: StrPath,
@@ -24,10 +22,10 @@ def load_qwen3_embedding(
     dtype: torch.dtype | None = None,
     device: Device = "cpu",
 ) -> RegisterEncoder:
-    """A register encoder on a local Qwen3-Embedding folder; its registers are fresh, from `generator`.
+    """Load a register encoder from a local Qwen3-Embedding folder; `generator` initialises its registers.
 
-    Registers are as wide as the backbone, and the summary is read at the model's end-of-sequence token,
-    unless told otherwise.
+    By default, registers are as wide as the backbone, and the summary is read at the model's end-of-sequence
+    token.
     """
     directory = Path(directory)
     values = read_json(directory / CONFIG_FILE)
@@ -41,13 +39,13 @@ def load_qwen3_embedding(
     with torch.device("meta"):
         encoder = RegisterEncoder(config)
     stored = stored_tensors(directory)
-    stored.pop("lm_head.weight", None)  # some exports of the same model keep a head; no embedding needs it
+    stored.pop("lm_head.weight", None)  # some exports keep the output head, which is not used here
     prefix = "model." if "model.embed_tokens.weight" in stored else ""
     load_exactly(encoder.backbone, stored, rename=lambda name: prefix + name, dtype=dtype, device=device)
-    like = encoder.backbone.embed_tokens.weight
-    encoder.suffix = nn.Parameter(torch.empty_like(encoder.suffix, device=device, dtype=like.dtype))
+    weight_dtype = encoder.backbone.embed_tokens.weight.dtype
+    encoder.suffix = nn.Parameter(torch.empty_like(encoder.suffix, device=device, dtype=weight_dtype))
     if encoder.register_map is not None:
-        encoder.register_map.to_empty(device=device).to(like.dtype)
+        encoder.register_map.to_empty(device=device).to(weight_dtype)
     return encoder.init_registers(generator)
 
 
@@ -59,7 +57,7 @@ def qwen3_config(
     register_width: int | None = None,
     end_id: int | None = None,
 ) -> RegisterEncoderConfig:
-    """Our config from the contents of Qwen3's config.json; `source` is named in errors."""
+    """Convert the contents of Qwen3's config.json; `source` is named in errors."""
     rope = values.get("rope_parameters") or values.get("rope_scaling") or {}
     fixed = {
         "model_type": (values.get("model_type"), "qwen3"),
@@ -68,9 +66,9 @@ def qwen3_config(
         "use_sliding_window": (values.get("use_sliding_window", False), False),
         "rope type": (rope.get("rope_type", "default"), "default"),
     }
-    for name, (found, expected) in fixed.items():
-        if found != expected:
-            raise ValueError(f"{source}: {name} is {found!r}; only {expected!r} is implemented")
+    for name, (value, expected) in fixed.items():
+        if value != expected:
+            raise ValueError(f"{source}: {name} is {value!r}, but only {expected!r} is implemented")
     try:
         return RegisterEncoderConfig(
             vocab_size=values["vocab_size"],

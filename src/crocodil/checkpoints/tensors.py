@@ -1,7 +1,7 @@
-"""Tensors on disk: exact loading, and int8 rounding.
+"""Tensors on disk: exact loading, and storage as int8.
 
-Weights load exactly or not at all. Every tensor of a file must match by name and shape; otherwise one line says
-which does not. Only safetensors are read: no pickle, no code from a checkpoint, no network.
+Weights load exactly or not at all: every tensor must match by name and shape, otherwise an error of one line names
+the tensor. Only safetensors are read: no pickle, no code from a checkpoint, no network.
 """
 
 import os
@@ -26,7 +26,7 @@ INDEX_FILE = "model.safetensors.index.json"
 
 
 def write_tensors(tensors: Mapping[str, Tensor], file: Path, about: dict[str, str] | None = None) -> None:
-    """As safetensors; a full disk is an OSError as everywhere else."""
+    """Write tensors as safetensors; a full disk raises OSError."""
     try:
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, file, about)
     except SafetensorError as error:
@@ -34,14 +34,14 @@ def write_tensors(tensors: Mapping[str, Tensor], file: Path, about: dict[str, st
 
 
 def as_int8(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Matrices as int8, each with its scales beside it; what is no matrix is small and stays exact."""
-    stored = {}
+    """Convert matrices to int8 and add their scales; other tensors are small and stay in float32."""
+    converted = {}
     for name, tensor in tensors.items():
         if tensor.ndim == 2:
-            stored[name], stored[scale_name(name)] = to_int8(tensor)
+            converted[name], converted[scale_name(name)] = to_int8(tensor)
         else:
-            stored[name] = tensor.float()
-    return stored
+            converted[name] = tensor.float()
+    return converted
 
 
 def scale_name(name: str) -> str:
@@ -50,19 +50,21 @@ def scale_name(name: str) -> str:
 
 # ---------------------------------------------------------------- exact loading
 
-Stored: TypeAlias = dict[str, Path]  # a tensor's name -> the file that holds it
+Stored: TypeAlias = dict[str, Path]  # name of a tensor -> its file
 
 
 def load_exactly(
     model: Any, stored: Stored, *, rename: Callable[[str], str], dtype: torch.dtype | None, device: Device
 ) -> Any:
-    """Give a model built on the meta device its weights; `rename` is our name -> the stored one."""
+    """Load weights into a model built on the meta device; `rename` maps our names to the stored names."""
     expected = {rename(name): tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     if missing := sorted(set(expected) - set(stored)):
         raise ValueError(f"{_where(stored.values())} lacks {_listed(missing)}")
     scales = {scale_name(name) for name in expected if stored.get(scale_name(name)) == stored[name]}
     if unexpected := sorted(set(stored) - set(expected) - scales):
-        raise ValueError(f"{stored[unexpected[0]]} holds what this model has no place for: {_listed(unexpected)}")
+        raise ValueError(
+            f"{stored[unexpected[0]]} holds tensors that this model does not have: {_listed(unexpected)}"
+        )
     weights: dict[str, Tensor] = {}
     for file in sorted(set(stored.values())):
         shapes = {name: shape for name, shape in expected.items() if stored[name] == file}
@@ -80,41 +82,41 @@ def _read_tensors(
         for name, shape in shapes.items():
             tensor, has_scale = _read(handle, file, name, shape), scale_name(name) in names
             if has_scale and tensor.dtype != torch.int8:
-                raise ValueError(f"{file}: {name} has a scale, and is no int8 matrix")
+                raise ValueError(f"{file}: {name} has a scale, but is not an int8 matrix")
             if tensor.dtype == torch.int8:
                 if not has_scale:
-                    raise ValueError(f"{file} lacks {scale_name(name)}: {name} is int8")
+                    raise ValueError(f"{file} lacks {scale_name(name)}, which the int8 matrix {name} needs")
                 tensor = _read_int8(handle, file, name, tensor)
             tensors[name] = tensor.to(device=device, dtype=dtype)
     return tensors
 
 
 def _read(handle: Any, file: Path, name: str, shape: tuple[int, ...]) -> Tensor:
-    found = tuple(handle.get_slice(name).get_shape())
-    if found != shape:
-        raise ValueError(f"{file}: {name} has shape {found}, the config asks for {shape}")
+    stored_shape = tuple(handle.get_slice(name).get_shape())
+    if stored_shape != shape:
+        raise ValueError(f"{file}: {name} has shape {stored_shape}, but the config requires {shape}")
     return handle.get_tensor(name)
 
 
 def _read_int8(handle: Any, file: Path, name: str, steps: Tensor) -> Tensor:
-    """The values of a matrix that `to_int8` rounded."""
+    """Return the values of a matrix that `to_int8` rounded."""
     if steps.ndim != 2:
-        raise ValueError(f"{file}: {name} is int8, and no matrix")
+        raise ValueError(f"{file}: {name} is int8, but not a matrix")
     scale = _read(handle, file, scale_name(name), (len(steps),))
     if not (scale.is_floating_point() and torch.isfinite(scale).all() and (scale >= 0).all()):
-        raise ValueError(f"{file}: {scale_name(name)} is damaged: a scale is a finite number, 0 or more")
+        raise ValueError(f"{file}: {scale_name(name)} is damaged: scales must be finite and not negative")
     return from_int8(steps, scale)
 
 
 def stored_tensors(directory: Path) -> Stored:
-    """Every tensor of a checkpoint and its file, as the files themselves say."""
+    """Return the names of all tensors of a checkpoint and their files, as listed in the files themselves."""
     index, single = directory / INDEX_FILE, directory / WEIGHTS_FILE
     if index.exists():
         return _indexed_tensors(index)
     if single.exists():
         return dict.fromkeys(_names_in(single), single)
     if pickles := sorted([*directory.glob("*.bin"), *directory.glob("*.pt"), *directory.glob("*.pth")]):
-        raise ValueError(f"{pickles[0]} is a pickle, which can run code: convert it to {WEIGHTS_FILE} first")
+        raise ValueError(f"{pickles[0]} is a pickle file, which can run code: convert it to {WEIGHTS_FILE} first")
     raise ValueError(f"{directory} has neither {WEIGHTS_FILE} nor {INDEX_FILE}")
 
 
@@ -122,12 +124,12 @@ def _indexed_tensors(index: Path) -> Stored:
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise ValueError(f"{index} has no weight_map")
-    promised: dict[str, set[str]] = {}
+    names_by_file: dict[str, set[str]] = {}
     for name, file_name in weight_map.items():
         if not isinstance(file_name, str) or Path(file_name).name != file_name:
-            raise ValueError(f"{index}: {name} points at {file_name!r}, which is no file beside the index")
-        promised.setdefault(file_name, set()).add(name)
-    for file_name, names in promised.items():
+            raise ValueError(f"{index}: {name} points at {file_name!r}, which is not a file beside the index")
+        names_by_file.setdefault(file_name, set()).add(name)
+    for file_name, names in names_by_file.items():
         if differ := sorted(names ^ set(_names_in(index.parent / file_name))):
             raise ValueError(f"{index} and {file_name} disagree about {_listed(differ)}")
     return {name: index.parent / file_name for name, file_name in weight_map.items()}
@@ -160,12 +162,12 @@ LARGEST = 127  # -128 is not used: the grid is symmetric
 
 
 def to_int8(matrix: Float[Tensor, "R C"]) -> tuple[Int8[Tensor, "R C"], Float[Tensor, "R"]]:
-    """Whole numbers and the step of each row; no value moves by more than half a step."""
+    """Round a matrix to int8; return it and the step size of each row. Errors are at most half a step."""
     if not torch.isfinite(matrix).all():
-        raise ValueError("a matrix with values that are not finite cannot be stored as int8")
+        raise ValueError("a matrix with NaN or infinite values cannot be stored as int8")
     values = matrix.float()
     scale = values.abs().amax(dim=1) / LARGEST
-    steps = values / torch.where(scale > 0, scale, 1.0)[:, None]  # a row of zeros stays one
+    steps = values / torch.where(scale > 0, scale, 1.0)[:, None]  # a row of zeros stays zero
     return steps.round().clamp(-LARGEST, LARGEST).to(torch.int8), scale
 
 

@@ -97,7 +97,7 @@ def lock(
     plain_file(out)  # first: the registry may take minutes to answer
     listed = read_names(names)
     with progress("asking the registry", len(listed), unit="packages") as advance:
-        pins = lock_names(listed, found=advance)
+        pins = lock_names(listed, on_names=advance)
     if not pins:
         raise ValueError(f"none of the {len(listed)} packages of {names} has a wheel: is the registry reachable?")
     _write(out, "".join(f"{pin}\n" for pin in sorted(pins, key=lambda pin: pin.name.lower())))

@@ -222,10 +222,10 @@ def _named(options: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def _training(place: int, num_models: int, runs: Sequence[Path], base_runs: Sequence[Path]) -> "dict[str, dict]":
-    from crocodil.training.run import read_record
+    from crocodil.training.run_config import read_run_file
 
     found = {"run": _each("run", runs, num_models, place), "base": _each("base-run", base_runs, num_models, place)}
-    return {name: read_record(path) for name, path in found.items() if path is not None}
+    return {name: read_run_file(path) for name, path in found.items() if path is not None}
 
 
 def _each(option: str, paths: Sequence[Path], num_models: int, place: int) -> Path | None:

@@ -67,18 +67,20 @@ def train(
     found = Corpus(data)
     found.require("train", "valid")
 
-    from crocodil.presets.runs import changed
     from crocodil.presets.runs import preset as preset_of
+    from crocodil.presets.runs import with_changes
     from crocodil.runtime.devices import checked_device, default_device
-    from crocodil.runtime.distributed import ranks
-    from crocodil.training.run import Place, Pretrained, run_stage
+    from crocodil.runtime.distributed import process_group
+    from crocodil.training.run import run_stage
+    from crocodil.training.run_config import Pretrained
+    from crocodil.training.stage_setup import Workspace
 
     where = checked_device(device or default_device())
-    run = changed(preset_of(preset, found, Pretrained(llada=llada, qwen=qwen)), changes or ())
-    with ranks(where) as all_ranks:
-        place = Place(found, out, source or out, all_ranks)
-        finished = run_stage(stage, run, place, resume=resume, max_minutes=max_minutes)
-        if all_ranks.speaks:
+    run = with_changes(preset_of(preset, found, Pretrained(llada=llada, qwen=qwen)), changes or ())
+    with process_group(where) as ranks:
+        workspace = Workspace(found, out, source or out, ranks)
+        finished = run_stage(stage, run, workspace, resume=resume, max_minutes=max_minutes)
+        if ranks.is_main:
             typer.echo(f"{out / stage}: " + ("finished" if finished else "stopped; go on with --resume"))
     return None
 
@@ -96,15 +98,16 @@ def _show_estimates(
     from rich.console import Console
 
     from crocodil.corpus.shards import Corpus
-    from crocodil.presets.runs import assumed_corpus, changed
+    from crocodil.presets.runs import assumed_corpus, with_changes
     from crocodil.presets.runs import preset as preset_of
     from crocodil.training.estimate import estimates
-    from crocodil.training.run import STAGES, Pretrained
+    from crocodil.training.run import STAGES
+    from crocodil.training.run_config import Pretrained
 
     if stage not in STAGES:
         raise ValueError(f"no stage {stage!r}: the stages are {', '.join(STAGES)}")
     found, assumed = assumed_corpus(preset) if data is None else (Corpus(data), "")
-    run = changed(preset_of(preset, found, Pretrained(llada=llada, qwen=qwen)), changes)
+    run = with_changes(preset_of(preset, found, Pretrained(llada=llada, qwen=qwen)), changes)
     heads = ("stage", "trained, M", "frozen, M", "steps", "batch", "positions, M", "GB a device")
     rows = [
         (
@@ -162,9 +165,9 @@ def assemble(
         raise ValueError(f"{out} exists: models are never overwritten, choose another directory")
     from crocodil.pipeline import Crocodil, Settings
     from crocodil.sampling.configs import Decoding, Drawing, with_knobs
-    from crocodil.training.run import read_recorded
+    from crocodil.training.run_config import read_run_summary
 
-    run = read_recorded(directory)
+    run = read_run_summary(directory)
     found = _finished_networks(directory, without or ())
     if "demasker" not in found:
         raise ValueError(f"{directory} has no finished stage guided: there is nothing to make a model of")

@@ -1,4 +1,4 @@
-"""Where programs come from: sources, filters, deduplication, splits, shards.
+"""Corpora: sources, filters, deduplication, splits and shards.
 
-Raw material in, memory-mapped token shards with provenance out. Knows no model.
+Turns raw files into memory-mapped token shards with provenance. Does not depend on any model.
 """

@@ -1,7 +1,7 @@
-"""Reading zip and tar archives in memory, strictly: a damaged archive is an error, never a shorter one.
+"""Read zip and tar archives in memory and strictly: a damaged archive is an error, never a shorter archive.
 
-Python's own readers stop without a word where a tar header is damaged, where a compressed tar ends early, or where
-a second archive stands behind the first. Nothing is ever unpacked to disk, so no name inside can point anywhere.
+Python's readers stop silently if a tar header is damaged, if a compressed tar ends early, or if a second archive
+follows the first. Nothing is unpacked to disk, so a path inside an archive cannot write outside a folder.
 """
 
 import bz2
@@ -18,10 +18,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-MAX_FILE_BYTES = 4 << 20  # no program that anyone wrote
+MAX_FILE_BYTES = 4 << 20  # more than any hand-written program
 MAX_ARCHIVE_BYTES = 4 << 30  # unpacked
 MAX_ARCHIVE_FILES = 500_000
-MAX_HEADER_BYTES = 1 << 20  # of a long name in a tar
+MAX_HEADER_BYTES = 1 << 20  # of a long name in a tar file
 _CHUNK = 1 << 16
 _ZIP, _GZIP, _BZIP2, _XZ = (b"PK\3\4", b"PK\5\6"), (b"\x1f\x8b",), (b"BZh",), (b"\xfd7zXZ", b"\x5d\0\0\x80")
 
@@ -32,7 +32,7 @@ DAMAGE = (  # what the standard library's readers raise on damaged data
 
 
 class Member(NamedTuple):
-    """A file of an archive; `data` is None where it is no regular file, or where its name points outside."""
+    """A file of an archive; `data` is None if it is not a regular file or its path leads outside."""
 
     name: str
     data: bytes | None
@@ -41,7 +41,7 @@ class Member(NamedTuple):
 
 @contextmanager
 def readable(file: object, kind: str, errors: tuple[type[Exception], ...] = DAMAGE) -> Iterator[None]:
-    """Turn what readers raise on damaged data into one line that names the file."""
+    """Turn errors of a reader into a ValueError of one line that names the file."""
     try:
         yield
     except errors as error:
@@ -53,7 +53,7 @@ def one_line(error: BaseException) -> str:
 
 
 class Budget:
-    """How much an archive may unpack to: what its headers claim is not believed."""
+    """Limits the unpacked size of an archive by counting what is read; its headers are not trusted."""
 
     def __init__(self) -> None:
         self.num_bytes = 0
@@ -64,7 +64,7 @@ class Budget:
         self.num_bytes += len(data)
         self.num_files += 1
         if self.num_bytes > MAX_ARCHIVE_BYTES or self.num_files > MAX_ARCHIVE_FILES:
-            raise RuntimeError("unpacks to an absurd size")
+            raise RuntimeError("it unpacks to more than the allowed size")
         return data
 
 
@@ -73,7 +73,7 @@ def is_unsafe(name: str) -> bool:
 
 
 def read_archive(file: Path, suffixes: tuple[str, ...]) -> Iterator[Member]:
-    """The files of a zip or of a tar, plain or compressed, that end in `suffixes`."""
+    """Yield the files of a zip or (compressed) tar whose names end in `suffixes`."""
     with file.open("rb") as raw:
         start = raw.read(512)
         raw.seek(0)
@@ -102,31 +102,34 @@ def read_zip(archive: zipfile.ZipFile, suffixes: tuple[str, ...]) -> Iterator[Me
 
 
 def _check_names(archive: zipfile.ZipFile) -> None:
-    """A damaged name may no longer end in what is looked for: opening a file compares both places of its name."""
+    """Find damaged names, which may lack the wanted suffix: opening a file compares both copies of its name."""
     for info in archive.infolist():
-        with suppress(NotImplementedError, RuntimeError), archive.open(info):  # encrypted, or packed in a rare way
+        with (
+            suppress(NotImplementedError, RuntimeError),
+            archive.open(info),
+        ):  # encrypted, or an unsupported compression
             pass
 
 
 def _is_zip(raw: IO[bytes], start: bytes) -> bool:
-    """By its first bytes. The library looks at the end, where a tar whose last file is a zip looks like one."""
+    """Detect a zip by its first bytes. The library looks at the end, where the last file of a tar may be a zip."""
     is_tar = start.startswith((*_GZIP, *_BZIP2, *_XZ)) or start[257:262] == b"ustar"
-    found = start.startswith(_ZIP) or (not is_tar and zipfile.is_zipfile(raw))  # a script may stand before it
+    is_zip = start.startswith(_ZIP) or (not is_tar and zipfile.is_zipfile(raw))  # a script may precede the zip
     raw.seek(0)
-    return found
+    return is_zip
 
 
 def _check_bounds(archive: zipfile.ZipFile, raw: IO[bytes], start: bytes) -> None:
-    """Python reads the last archive of a file; what stands before or behind it would be lost."""
+    """Refuse data before or after the archive: Python reads only the last archive of a file."""
     if start.startswith(_ZIP) and min((info.header_offset for info in archive.infolist()), default=0) != 0:
-        raise zipfile.BadZipFile("there is more before its first file: several archives in one?")
+        raise zipfile.BadZipFile("there is data before its first file: several archives in one?")
     size = raw.seek(0, os.SEEK_END)
     raw.seek(max(size - 22 - len(archive.comment), 0))
     end = raw.read(22)
     if not end.startswith(b"PK\5\6"):
-        raise zipfile.BadZipFile("there is more behind its end")
+        raise zipfile.BadZipFile("there is data after its end")
     count = int.from_bytes(end[10:12], "little")
-    if count not in (len(archive.infolist()), 0xFFFF):  # the latter where there are more than fit
+    if count not in (len(archive.infolist()), 0xFFFF):  # 0xFFFF means that the count does not fit
         raise zipfile.BadZipFile(f"its directory lists {len(archive.infolist())} files, not {count}")
 
 
@@ -139,13 +142,13 @@ _LONG_HEADERS = (
 
 
 class _Header(tarfile.TarInfo):
-    """A header that must be there and whole: only the end mark ends a tar."""
+    """A tar header that must be intact: only the end mark ends a tar."""
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Any:
         header = super().frombuf(buf, encoding, errors)
         if header.type in _LONG_HEADERS and header.size > MAX_HEADER_BYTES:
-            raise tarfile.ReadError("a header of an absurd size")
+            raise tarfile.ReadError("a header is too large")
         return header
 
     @classmethod
@@ -167,20 +170,20 @@ def _read_tar(stream: Any, suffixes: tuple[str, ...]) -> Iterator[Member]:
             if is_unsafe(member.name):
                 yield Member(member.name, None, "unsafe path in an archive")
             elif not member.isfile() or (handle := archive.extractfile(member)) is None:
-                yield Member(member.name, None, "no regular file")
+                yield Member(member.name, None, "not a regular file")
             else:
                 yield Member(member.name, budget.read(handle))
-        # Reading to the end also compares the checksum of a compressed file.
+        # Reading to the end also checks the checksum of a compressed file.
         stream_end: Any = archive.fileobj
         while rest := stream_end.read(_CHUNK):
             if rest.strip(b"\0"):
-                raise tarfile.ReadError("there is more behind its end")
+                raise tarfile.ReadError("there is data after its end")
 
 
 def _plain(raw: IO[bytes], start: bytes) -> Any:
-    """The bytes of a tar, decompressed where its first bytes say so."""
+    """Return a stream of the tar's bytes, decompressed if necessary."""
     if start.startswith(_GZIP):
-        return gzip.GzipFile(fileobj=raw)  # checks length and checksum, and what stands behind
+        return gzip.GzipFile(fileobj=raw)  # checks length, checksum and trailing data
     if start.startswith(_BZIP2):
         return io.BufferedReader(Joined(_decompressed(raw, bz2.BZ2Decompressor)))
     if start.startswith(_XZ):
@@ -188,11 +191,11 @@ def _plain(raw: IO[bytes], start: bytes) -> Any:
     return raw
 
 
-def _decompressed(raw: IO[bytes], decoder_of: Callable[[], Any]) -> Iterator[bytes]:
-    """One compressed stream after the other. The library's own readers take a damaged second one for padding."""
+def _decompressed(raw: IO[bytes], make_decoder: Callable[[], Any]) -> Iterator[bytes]:
+    """Decompress all streams of a file. The library's readers ignore a damaged second stream."""
     packed = raw.read(_CHUNK)
     while packed:
-        decoder = decoder_of()
+        decoder = make_decoder()
         while not decoder.eof:
             if decoder.needs_input and not packed and not (packed := raw.read(_CHUNK)):
                 raise EOFError("it ends before the end of its compressed data")
@@ -205,7 +208,7 @@ def _decompressed(raw: IO[bytes], decoder_of: Callable[[], Any]) -> Iterator[byt
 
 
 class Joined(io.RawIOBase):
-    """Pieces of bytes, read as one file."""
+    """Reads an iterator of byte strings as one file."""
 
     def __init__(self, pieces: Iterator[bytes]) -> None:
         self.pieces = pieces

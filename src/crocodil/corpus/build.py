@@ -1,6 +1,6 @@
-"""From a recipe to a finished corpus: harvest, select, train a tokenizer, write shards, check for leaks.
+"""Build a corpus from a recipe: harvest, select, train a tokenizer, write shards, check for leaks.
 
-Every stage leaves files that appear whole or not at all, and skips what it finds already done: a build that is
+Every stage writes files that appear whole or not at all, and skips files that already exist: a build that is
 killed at any point and started again ends with the same checksums. `corpus.json` is written last.
 """
 
@@ -41,17 +41,17 @@ from crocodil.runtime.atomic import locked, remove_unfinished, whole_directory, 
 from crocodil.runtime.progress import progress
 from crocodil.text.tokenizer import Tokenizer
 
-DOCUMENTS_AT_ONCE = 256  # for the tokenizer
+DOCUMENTS_AT_ONCE = 256  # per call of the tokenizer
 TRAIN = SPLITS.index("train")
 
 
 def build(recipe: Recipe, out: Path, *, num_processes: int | None = None) -> Corpus:
-    """Build a corpus in `out`, or finish one that was begun there; `out/work` may be deleted afterwards."""
+    """Build a corpus in `out`, or finish an interrupted build there; `out/work` may be deleted afterwards."""
     if num_processes is not None and num_processes < 1:
-        raise ValueError(f"a build takes one process or more, not {num_processes}")
+        raise ValueError(f"the number of processes must be at least 1, not {num_processes}")
     num_processes = num_processes or os.cpu_count() or 1
     if recipe.tokenizer is not None:
-        Tokenizer.load(recipe.tokenizer)  # before anything is read: that may take hours
+        Tokenizer.load(recipe.tokenizer)  # fail now: reading the source may take hours
     with locked(out):
         return _build(recipe, out, num_processes)
 
@@ -73,29 +73,30 @@ def _build(recipe: Recipe, out: Path, num_processes: int) -> Corpus:
 
 
 def _claim(out: Path, recipe: Recipe) -> None:
-    """A directory belongs to one recipe."""
+    """Record the recipe of a directory, or check that it is the same."""
     claim = out / "work" / "recipe"
     if not claim.exists():
         with whole_file(claim) as unfinished:
             unfinished.write_text(recipe.corpus_fingerprint())
     if claim.read_bytes() != recipe.corpus_fingerprint().encode():
-        raise ValueError(f"{out} was begun with another recipe: choose another directory, or delete it")
+        raise ValueError(f"{out} was started with another recipe: choose another directory, or delete it")
 
 
 def _claim_units(claim: Path, units: Sequence[Unit]) -> None:
-    """What was read is known by its place in the list of units, so that list must stay as it was."""
-    listed = hashlib.sha256("\n".join(repr(unit) for unit in units).encode()).hexdigest()
+    """Record the list of units, or check that it is the same: harvested files are numbered by this list."""
+    digest = hashlib.sha256("\n".join(repr(unit) for unit in units).encode()).hexdigest()
     if not claim.exists():
         with whole_file(claim) as unfinished:
-            unfinished.write_text(listed)
-    if claim.read_bytes() != listed.encode():
+            unfinished.write_text(digest)
+    if claim.read_bytes() != digest.encode():
         raise ValueError(
-            f"files came or went since this build began: delete {claim.parent.parent}, and begin anew"
+            f"the source has gained or lost files since this build began: delete {claim.parent.parent}, then "
+            "start again"
         )
 
 
 def run_harvest(recipe: Recipe, work: Path, *, num_processes: int) -> list[Path]:
-    """Harvest every unit that is not harvested yet; the directories of all, in order."""
+    """Harvest every unit that is not harvested yet; return the directories of all units in order."""
     root = work / f"harvest-{recipe.harvest_fingerprint()}"
     root.mkdir(parents=True, exist_ok=True)
     remove_unfinished(root)
@@ -116,7 +117,7 @@ def run_harvest(recipe: Recipe, work: Path, *, num_processes: int) -> list[Path]
 
 
 def in_processes(jobs: dict[Path, tuple], num_processes: int) -> Iterable[Path]:
-    """Run (function, *arguments) for each key; keys as they are done. The first error stops the rest."""
+    """Run (function, *arguments) for each key and yield the keys as they finish; the first error stops all."""
     num_processes = min(num_processes, len(jobs))
     if num_processes <= 1:
         for key, (function, *arguments) in jobs.items():
@@ -132,7 +133,7 @@ def in_processes(jobs: dict[Path, tuple], num_processes: int) -> Iterable[Path]:
                 yield futures[future]
         except BrokenProcessPool as error:
             raise ValueError(
-                "a process of this build was killed, for want of memory? Take fewer --processes"
+                "a process of this build was killed, perhaps for lack of memory: use fewer --processes"
             ) from error
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
@@ -140,7 +141,7 @@ def in_processes(jobs: dict[Path, tuple], num_processes: int) -> Iterable[Path]:
 
 
 def _start_worker(parent: int) -> None:
-    """In each process: one that outlived a killed parent would write beside the build that is resumed."""
+    """End this worker when its parent dies: otherwise it would write next to a resumed build."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are the parallelism
 
     def watch() -> None:
@@ -157,7 +158,7 @@ def _start_worker(parent: int) -> None:
 def ensure_tokenizer(
     recipe: Recipe, out: Path, directories: Sequence[Path], documents: Catalogue, selection: Selection
 ) -> Tokenizer:
-    """The recipe's tokenizer, or one trained on a random part of train."""
+    """Return the recipe's tokenizer, or train one on a random part of the train split."""
     file = out / TOKENIZER_FILE
     if not file.exists():
         if recipe.tokenizer is not None:
@@ -172,7 +173,7 @@ def ensure_tokenizer(
 
 
 def _sample(documents: Catalogue, selection: Selection, max_chars: int) -> np.ndarray:
-    """A random part of train of about `max_chars`, drawn by what the documents say."""
+    """Select a random part of train of about `max_chars`; the draw depends on the text of each document."""
     in_train = selection.split == TRAIN
     total = max(int(documents.chars[in_train].sum()), 1)
     draw = documents.digest[:, 1] / 2.0**64
@@ -181,9 +182,10 @@ def _sample(documents: Catalogue, selection: Selection, max_chars: int) -> np.nd
 
 def _texts(directories: Sequence[Path], documents: Catalogue, chosen: np.ndarray) -> Iterator[str]:
     for unit, directory in enumerate(directories):
-        own = chosen[documents.unit == unit]
-        if own.any():
-            yield from (one.text for one, wanted in zip(read_documents(directory), own, strict=True) if wanted)
+        chosen_here = chosen[documents.unit == unit]
+        if chosen_here.any():
+            rows = zip(read_documents(directory), chosen_here, strict=True)
+            yield from (document.text for document, is_chosen in rows if is_chosen)
 
 
 def _counted(texts: Iterable[str], advance: Any) -> Iterator[str]:
@@ -204,7 +206,7 @@ def write_shards(
     *,
     num_processes: int,
 ) -> None:
-    """Tokenize what was selected; neighbouring units share a shard until it is large enough."""
+    """Tokenize the selected documents; consecutive units share a shard until it is large enough."""
     root = out / "shards"
     root.mkdir(exist_ok=True)
     remove_unfinished(root)
@@ -241,16 +243,16 @@ def _groups(documents: Catalogue, selection: Selection, shard_chars: int) -> Ite
 
 
 def write_shard(plan: Sequence[tuple[Path, np.ndarray, np.ndarray]], tokenizer_file: Path, target: Path) -> None:
-    """The selected documents of some units as one shard a split, all in one directory."""
+    """Write the selected documents of several units as one shard per split, all in one directory."""
     tokenizer = Tokenizer.load(tokenizer_file)
     writers = [ShardWriter(token_dtype(len(tokenizer))) for _ in SPLITS]
     for directory, splits, packages in plan:
         rows = zip(read_documents(directory), splits, packages, strict=True)
-        kept = ((one, int(split), int(package)) for one, split, package in rows if split >= 0)
-        while some := list(islice(kept, DOCUMENTS_AT_ONCE)):
-            encoded = encode_documents(tokenizer, [one for one, _, _ in some])
-            for (one, split, package), (ids, parts) in zip(some, encoded, strict=True):
-                writers[split].add(ids, parts, package=package, path=one.path)
+        kept = ((document, int(split), int(package)) for document, split, package in rows if split >= 0)
+        while batch := list(islice(kept, DOCUMENTS_AT_ONCE)):
+            encoded = encode_documents(tokenizer, [document for document, _, _ in batch])
+            for (document, split, package), (ids, parts) in zip(batch, encoded, strict=True):
+                writers[split].add(ids, parts, package=package, path=document.path)
     with whole_directory(target) as unfinished:
         for name, writer in zip(SPLITS, writers, strict=True):
             if writer.documents:
@@ -260,25 +262,30 @@ def write_shard(plan: Sequence[tuple[Path, np.ndarray, np.ndarray]], tokenizer_f
 def encode_documents(
     tokenizer: Tokenizer, documents: Sequence[Document]
 ) -> list[tuple[list[int], list[tuple[int, int]]]]:
-    """Ids of each document, and where its definitions stand in them.
+    """Return the ids of each document, and (start, length) of its definitions in tokens.
 
-    A document is encoded in the pieces that its definitions cut it into. The cuts stand at line breaks, where our
-    tokenizer starts a new token anyway, so the ids are those of the whole text.
+    A document is encoded in pieces, cut at its definitions. The cuts are at line breaks, where our tokenizer
+    starts a new token anyway, so the ids are those of the whole text.
     """
-    edges = [sorted({0, len(one.text), *(edge for span in one.starts for edge in span)}) for one in documents]
+    edges = [
+        sorted({0, len(document.text), *(edge for span in document.starts for edge in span)})
+        for document in documents
+    ]
     pieces = [
-        one.text[start:end] for one, own in zip(documents, edges, strict=True) for start, end in pairwise(own)
+        document.text[start:end]
+        for document, cuts in zip(documents, edges, strict=True)
+        for start, end in pairwise(cuts)
     ]
     encoded = iter(tokenizer.encode_all(pieces))
-    found = []
-    for one, own in zip(documents, edges, strict=True):
+    result = []
+    for document, cuts in zip(documents, edges, strict=True):
         ids: list[int] = []
-        place = {0: 0}
-        for end in own[1:]:
+        token_at = {0: 0}  # character offset -> token index
+        for end in cuts[1:]:
             ids += next(encoded)
-            place[end] = len(ids)
-        found.append((ids, [(place[s], place[e] - place[s]) for s, e in one.starts]))
-    return found
+            token_at[end] = len(ids)
+        result.append((ids, [(token_at[s], token_at[e] - token_at[s]) for s, e in document.starts]))
+    return result
 
 
 # ---------------------------------------------------------------- the description
@@ -292,14 +299,14 @@ def finish(
     selection: Selection,
     tokenizer: Tokenizer,
 ) -> Corpus:
-    """Check for leaks, and write `corpus.json`: from then on the corpus counts as whole."""
+    """Check for leaks and write `corpus.json`, which completes the corpus."""
     dtype = token_dtype(len(tokenizer))
     shards = {
         split: [Shard(path, dtype) for path in sorted((out / "shards").glob(f"*/{split}"))] for split in SPLITS
     }
-    with progress("looking for leaks", len(shards["train"]), unit="shards") as advance:
+    with progress("checking for leaks", len(shards["train"]), unit="shards") as advance:
         held_out = {split: shards[split] for split in SPLITS if split != "train"}
-        leaks = leaked_shares(held_out, shards["train"], looked_at=advance)
+        leaks = leaked_shares(held_out, shards["train"], on_shard=advance)
     packages = [
         {"name": name, "licence": licence, "split": split}
         for name, licence, split in zip(
@@ -311,7 +318,10 @@ def finish(
         "version": FORMAT_VERSION,
         "recipe": recipe.corpus_fingerprint(),
         "tokenizer": {"vocab_size": len(tokenizer), "special": asdict(tokenizer.special)},
-        "splits": {split: _amounts(out, own, documents, selection, split) for split, own in shards.items()},
+        "splits": {
+            split: _amounts(out, split_shards, documents, selection, split)
+            for split, split_shards in shards.items()
+        },
         "leaked_share": {"window": WINDOW, **leaks},
         "packages": packages,
         "counts": _counts(directories, selection),
@@ -323,12 +333,12 @@ def finish(
 
 
 def _splits_of_packages(documents: Catalogue, selection: Selection) -> list[str | None]:
-    """The split of each package; None where nothing of it was kept."""
+    """Return the split of each package, or None if none of its documents was kept."""
     splits: list[str | None] = [None] * len(documents.packages)
     kept = selection.split >= 0
     package, first = np.unique(documents.package[kept], return_index=True)
-    for number, place in zip(package, first, strict=True):
-        splits[number] = SPLITS[selection.split[kept][place]]
+    for number, index in zip(package, first, strict=True):
+        splits[number] = SPLITS[selection.split[kept][index]]
     return splits
 
 
@@ -346,18 +356,18 @@ def _amounts(
 
 
 def _counts(directories: Sequence[Path], selection: Selection) -> dict[str, Any]:
-    """What happened to all files, summed over the units."""
+    """Sum the counts of all units."""
     total: dict[str, Any] = {"read": [0, 0], "kept": [0, 0], "dropped": {}, "skipped": {}, "seconds": {}}
     for directory in directories:
-        own = json.loads((directory / COUNTS_FILE).read_text())
+        counts = json.loads((directory / COUNTS_FILE).read_text())
         for name in ("read", "kept"):
-            total[name] = [a + b for a, b in zip(total[name], own[name], strict=True)]
-        for reason, amount in own["dropped"].items():
+            total[name] = [a + b for a, b in zip(total[name], counts[name], strict=True)]
+        for reason, amount in counts["dropped"].items():
             before = total["dropped"].get(reason, [0, 0])
             total["dropped"][reason] = [a + b for a, b in zip(before, amount, strict=True)]
-        for reason, what in own["skipped"].items():
-            total["skipped"].setdefault(reason, []).extend(what)
-        for stage, seconds in own["seconds"].items():
+        for reason, names in counts["skipped"].items():
+            total["skipped"].setdefault(reason, []).extend(names)
+        for stage, seconds in counts["seconds"].items():
             total["seconds"][stage] = round(total["seconds"].get(stage, 0) + seconds, 2)
     total["dropped"] |= {reason: list(amount) for reason, amount in selection.dropped.items()}
     return total

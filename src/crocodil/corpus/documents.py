@@ -1,4 +1,4 @@
-"""A source file as the corpus sees it: its text made plain, its definitions, what it is cut into."""
+"""Source files and documents: normalised text, definitions, and the parts into which a file is cut."""
 
 import ast
 import re
@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeAlias
 
 
 class Span(NamedTuple):
-    """A stretch of characters."""
+    """A range of characters."""
 
     start: int
     end: int
@@ -18,31 +18,31 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True)
 class RawFile:
-    """What a source gives: bytes with their provenance."""
+    """A file from a source: bytes with their provenance."""
 
-    package: str  # whose cap and whose split it shares
+    package: str  # files of one package share a size cap and a split
     path: str
     licence: str
     data: bytes
 
 
 def utf8_name(name: str) -> str:
-    r"""A name as valid UTF-8: bytes of a file name that are none stand as escapes, `caf\udce9.py`."""
+    r"""Return a file name as valid UTF-8; other bytes are escaped, as in `caf\udce9.py`."""
     return name.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 @dataclass(frozen=True)
 class SourceFile:
-    """A decoded file; what filters look at."""
+    """A decoded file, the input of filters."""
 
     path: str
     text: str
 
     @cached_property
     def tree(self) -> ast.Module | None:
-        """The syntax tree; None where this is no Python that the running version can read."""
+        """The syntax tree, or None if the running Python version cannot parse the file."""
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # old code is full of invalid escapes
+            warnings.simplefilter("ignore")  # old code has many invalid escapes
             try:
                 return ast.parse(self.text)
             except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -51,29 +51,29 @@ class SourceFile:
 
 @dataclass(frozen=True)
 class Document:
-    """What the corpus keeps: a whole file, or one definition of a file too long to keep whole."""
+    """A unit of the corpus: a whole file, or one definition of a file that is too long."""
 
     package: str
     path: str
     licence: str
     text: str
-    starts: list[Span]  # where a shorter program may start: the definitions inside
+    starts: list[Span]  # the definitions inside, at which a shorter program may start
 
 
-Cut: TypeAlias = Callable[[SourceFile], list[Span]]  # the parts that can stand alone
+Cut: TypeAlias = Callable[[SourceFile], list[Span]]  # the parts that are programs by themselves
 
 _LEADING_COMMENTS = re.compile(r"\A(?:[ \t]*(?:#[^\n]*)?\n)+")
 _NOTICE = re.compile(r"copyright|licen[cs]e|\(c\)|all rights reserved|spdx", re.I)
 
 
 def plain(text: str) -> str:
-    """Unix newlines, no byte-order mark, no blanks at line ends, no newline at the end."""
+    """Normalise: Unix newlines, no byte-order mark, no trailing whitespace, no newline at the end."""
     text = text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
     return re.sub(r"[ \t]+$", "", text, flags=re.M).strip("\n")
 
 
 def without_notice(text: str) -> str:
-    """Python without its shebang and coding lines and without a leading block of licence comments."""
+    """Remove the shebang and coding lines and a leading block of licence comments."""
     while match := re.match(r"#!.*\n|#.*coding[:=].*\n", text):
         text = text[match.end() :]
     leading = _LEADING_COMMENTS.match(text)
@@ -83,7 +83,7 @@ def without_notice(text: str) -> str:
 
 
 def definitions(file: SourceFile) -> list[Span]:
-    """Top-level functions and classes, with their decorators and the comments right above them."""
+    """Return the top-level functions and classes, with decorators and the comments directly above."""
     if file.tree is None:
         return []
     lines = file.text.split("\n")
@@ -102,5 +102,5 @@ def definitions(file: SourceFile) -> list[Span]:
 
 
 def paragraphs(file: SourceFile) -> list[Span]:
-    """Stretches between blank lines: where plain text may be cut."""
+    """Return the paragraphs of a plain text, separated by blank lines."""
     return [Span(*match.span()) for match in re.finditer(r"[^\n]+(?:\n[^\n]+)*", file.text)]

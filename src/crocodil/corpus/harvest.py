@@ -1,6 +1,6 @@
-"""One unit of a source, from raw files to kept documents: decode, filter, cut, fingerprint.
+"""Harvest one unit of a source: decode, filter and cut raw files, and fingerprint the documents.
 
-The result is a directory that appears whole or not at all, so a build that was killed takes up where it was.
+The result is a directory that appears whole or not at all, so a killed build continues where it stopped.
 """
 
 import gzip
@@ -40,12 +40,12 @@ class Amount(NamedTuple):
 
 @dataclass
 class Counts:
-    """What happened to the files of a unit."""
+    """Counts of the files of a unit: read, kept, dropped and skipped."""
 
     read: Amount = field(default_factory=Amount)
     kept: Amount = field(default_factory=Amount)
     dropped: dict[str, Amount] = field(default_factory=lambda: defaultdict(Amount))
-    skipped: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))  # reason -> what
+    skipped: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))  # reason -> names
     seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
 
     def drop(self, reason: str, num_bytes: int) -> None:
@@ -53,7 +53,7 @@ class Counts:
 
 
 def harvest(unit: Unit, recipe: Recipe, directory: Path) -> None:
-    """Write what a unit yields as `directory`."""
+    """Write the kept documents of a unit, their index and the counts to `directory`."""
     with whole_directory(directory) as unfinished:
         counts, index = Counts(), Index()
         with gzip.open(unfinished / DOCUMENTS_FILE, "wt", compresslevel=1, encoding="utf-8") as lines:
@@ -73,7 +73,7 @@ def kept_documents(unit: Unit, recipe: Recipe, counts: Counts) -> Iterator[Docum
         if item is None:
             return
         if isinstance(item, Skip):
-            counts.skipped[item.reason].append(utf8_name(item.what))
+            counts.skipped[item.reason].append(utf8_name(item.name))
             continue
         counts.read = counts.read.plus(len(item.data))
         package, path, licence = map(utf8_name, (item.package, item.path, item.licence))
@@ -89,11 +89,11 @@ def _documents_of(raw: RawFile, recipe: Recipe, counts: Counts) -> Iterator[Docu
     except UnicodeDecodeError:
         return counts.drop("not UTF-8", size)
     file = SourceFile(raw.path, without_notice(text) if recipe.strip_notice else text)
-    for drops in recipe.filters:
-        with timed(counts, drops.__name__):
-            dropped = drops(file)
-        if dropped:
-            return counts.drop(drops.__name__.replace("_", " "), size)
+    for drop_filter in recipe.filters:
+        with timed(counts, drop_filter.__name__):
+            is_dropped = drop_filter(file)
+        if is_dropped:
+            return counts.drop(drop_filter.__name__.replace("_", " "), size)
     with timed(counts, "cut"):
         spans = recipe.cut(file)
     if len(file.text) <= recipe.max_chars:
@@ -106,7 +106,7 @@ def _documents_of(raw: RawFile, recipe: Recipe, counts: Counts) -> Iterator[Docu
 def _pieces(
     raw: RawFile, file: SourceFile, spans: list[Span], recipe: Recipe, counts: Counts
 ) -> Iterator[Document]:
-    """The parts of a file too long to keep whole; what is between them is lost, and counted."""
+    """Yield the parts of a file that is too long; the text between them is dropped and counted."""
     kept = 0
     for span in spans:
         text = file.text[span.start : span.end]
@@ -118,7 +118,7 @@ def _pieces(
 
 
 def read_documents(directory: Path) -> Iterator[Document]:
-    """The documents of a harvested unit, in order."""
+    """Yield the documents of a harvested unit in order."""
     file = directory / DOCUMENTS_FILE
     with (
         readable(file, "part of a build (delete its folder and build again)"),
@@ -130,7 +130,7 @@ def read_documents(directory: Path) -> Iterator[Document]:
 
 
 class Index:
-    """What the selection needs to know of each document, without its text."""
+    """The data of each document that the selection needs: package, length, digest and signature."""
 
     def __init__(self) -> None:
         self.packages: dict[str, int] = {}
@@ -159,7 +159,7 @@ class Index:
 
 
 def signature(text: str) -> list[int]:
-    """MinHash of the text's shingles: equal in a share of places that estimates their Jaccard similarity."""
+    """Return the MinHash of the text's shingles; the share of equal entries estimates the Jaccard similarity."""
     words = re.findall(r"\w+", text)
     shingles = [" ".join(words[i : i + SHINGLE_WORDS]) for i in range(max(1, len(words) - SHINGLE_WORDS + 1))]
     minhash = RMinHash(num_perm=NUM_HASHES, seed=1)
@@ -168,7 +168,7 @@ def signature(text: str) -> list[int]:
 
 
 class timed:  # noqa: N801 - reads as a verb: `with timed(counts, "cut")`
-    """Adds the seconds of a block to a stage's sum."""
+    """Adds the duration of a block to the seconds of a stage."""
 
     def __init__(self, counts: Counts, stage: str) -> None:
         self.counts, self.stage = counts, stage

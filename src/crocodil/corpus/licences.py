@@ -1,6 +1,6 @@
-"""Which licence a package declares, and whether it is permissive.
+"""The licence that a package declares, and whether it is permissive.
 
-Licences are self-declared; what is ambiguous counts as not permissive.
+Licences are self-declared; an ambiguous one counts as not permissive.
 """
 
 import re
@@ -14,7 +14,7 @@ PERMISSIVE = frozenset({
 })  # fmt: skip
 UNKNOWN = "unknown"
 
-# What people write, lower case, in classifiers ("License :: OSI Approved :: ...") and in the free License field.
+# Names used in classifiers ("License :: OSI Approved :: ...") and in the License field, in lower case.
 _WRITTEN = {
     "mit license": "MIT",
     "mit": "MIT",
@@ -64,7 +64,7 @@ _WRITTEN = {
     "universal permissive license (upl)": "UPL-1.0",
 }  # fmt: skip
 
-_TEXTS = (  # sentences that only these licences hold
+_TEXTS = (  # sentences that identify a licence
     ("Apache-2.0", r"Apache License\s+Version 2\.0, January 2004"),
     ("MIT", r"Permission is hereby granted, free of charge, to any person obtaining a copy"),
     ("BSD-3-Clause", r"Redistribution and use in source and binary forms[\s\S]{0,2000}Neither the name"),
@@ -79,7 +79,7 @@ _COPYLEFT = re.compile(
 
 
 def declared_licence(metadata: Message, texts: Sequence[str]) -> str:
-    """SPDX name of a package's licence: from its expression, classifiers, licence field, then its files."""
+    """Return the SPDX name of a package's licence, from its expression, classifiers, licence field or files."""
     if expression := metadata.get("License-Expression"):
         return expression.strip()
     classifiers = [
@@ -96,16 +96,16 @@ def declared_licence(metadata: Message, texts: Sequence[str]) -> str:
 
 
 def licence_of_text(text: str) -> str:
-    """The licence whose own words stand in the text."""
+    """Return the licence whose text is recognised, or UNKNOWN."""
     if _COPYLEFT.search(text):
         return UNKNOWN
     return next((name for name, words in _TEXTS if re.search(words, text)), UNKNOWN)
 
 
 def is_permissive(expression: str) -> bool:
-    """Whether every licence of an SPDX expression is permissive, or any of those it offers as a choice.
+    """Return whether an SPDX expression is permissive: all licences joined by AND, or any joined by OR.
 
-    Where it mixes AND with OR, all must be.
+    If it mixes AND with OR, all must be permissive.
     """
     names = [name.split(" WITH ")[0].strip("() ") for name in re.split(r" AND | OR ", expression)]
     verdicts = [name in PERMISSIVE for name in names]
@@ -113,7 +113,7 @@ def is_permissive(expression: str) -> bool:
 
 
 def has_copyleft_notice(text: str) -> bool:
-    """Whether a file itself says that it is under another licence than its package."""
+    """Return whether the text of a file names a copyleft licence."""
     return _COPYLEFT.search(text) is not None
 
 

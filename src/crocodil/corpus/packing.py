@@ -1,6 +1,6 @@
-"""Moving a corpus to another machine: its files as compressed pieces of a given size.
+"""Pack a corpus into compressed pieces of a given size, to move it to another machine.
 
-Token ids are compressed with the standard library's lzma, to about a quarter; nothing else is needed to unpack.
+Token ids are compressed to about a quarter with the standard library's lzma.
 """
 
 import io
@@ -14,16 +14,16 @@ from crocodil.corpus.archives import Joined
 from crocodil.corpus.shards import CORPUS_FILE, Corpus
 from crocodil.runtime.atomic import whole_directory
 
-# Ids are pairs of bytes: told so, lzma finds more in them.
+# Ids are pairs of bytes; with these settings lzma compresses them better.
 _LZMA = [{"id": lzma.FILTER_LZMA2, "preset": 6, "lc": 3, "lp": 1, "pb": 1}]
 _CHUNK = 1 << 20
 MIN_PIECE_BYTES = 1000
 
 
 def pack(corpus: Corpus, directory: Path, *, piece_bytes: int) -> list[Path]:
-    """Write a corpus as compressed pieces of at most `piece_bytes` each, to be moved one by one."""
+    """Write a corpus as compressed pieces of at most `piece_bytes` each; return their paths."""
     if piece_bytes < MIN_PIECE_BYTES:
-        raise ValueError(f"a piece has at least {MIN_PIECE_BYTES:,} bytes, not {piece_bytes:,}")
+        raise ValueError(f"a piece must have at least {MIN_PIECE_BYTES:,} bytes, not {piece_bytes:,}")
     if directory.exists():
         raise ValueError(f"{directory} exists: choose another directory for the pieces")
     with (
@@ -39,11 +39,11 @@ def pack(corpus: Corpus, directory: Path, *, piece_bytes: int) -> list[Path]:
 
 
 def unpack(directory: Path, out: Path) -> Corpus:
-    """The corpus that `pack` took apart, whole and verified; `out` appears whole or not at all."""
+    """Unpack and verify a corpus that `pack` wrote; `out` appears whole or not at all."""
     named = sorted(directory.glob("piece-*.xz"), key=lambda file: (len(file.name), file.name))  # 1000 after 999
     files = [file for file in named if file.is_file()]
     if not files:
-        raise ValueError(f"{directory} holds no pieces of a corpus")
+        raise ValueError(f"{directory} has no pieces of a corpus: expected files piece-*.xz")
     if out.exists():
         raise ValueError(f"{out} exists: choose another directory")
     try:
@@ -54,11 +54,11 @@ def unpack(directory: Path, out: Path) -> Corpus:
             tarfile.open(fileobj=plain, mode="r|") as tar,
         ):
             tar.extractall(unfinished, filter="data")
-            while plain.read(_CHUNK):  # to the end, where the checksum of all pieces stands
+            while plain.read(_CHUNK):  # read to the end, where the checksum of all pieces is
                 pass
             Corpus(unfinished).verify()
     except (lzma.LZMAError, EOFError, tarfile.TarError) as error:
-        raise ValueError(f"the pieces in {directory} are damaged or not all there: {error}") from error
+        raise ValueError(f"the pieces in {directory} are damaged or incomplete: {error}") from error
     return Corpus(out)
 
 
@@ -69,7 +69,7 @@ def _without_owner(info: tarfile.TarInfo) -> tarfile.TarInfo:
 
 
 class _Pieces(io.RawIOBase):
-    """A file that is written as pieces of a given size."""
+    """A writable file that is split into pieces of a given size."""
 
     def __init__(self, directory: Path, piece_bytes: int) -> None:
         self.directory, self.piece_bytes = directory, piece_bytes

@@ -1,6 +1,6 @@
-"""Which of the harvested documents the corpus keeps, and in which split: deduplication, caps, held-out families.
+"""Select documents and assign splits: deduplication, package caps, held-out families.
 
-Looks at fingerprints only, never at text. Signatures stay on disk; in memory is about 60 bytes a document.
+Uses fingerprints only, never text. Signatures stay on disk; each document takes about 60 bytes of memory.
 """
 
 import re
@@ -18,7 +18,7 @@ from crocodil.corpus.recipe import Recipe
 
 SPLITS = ("train", "valid", "test")
 DROPPED = -1
-BANDS, ROWS_PER_BAND = 25, 5  # similar documents agree on all rows of some band; chance: 1 - (1 - J^5)^25
+BANDS, ROWS_PER_BAND = 25, 5  # P(all rows of a band agree, for any band) = 1 - (1 - J^5)^25
 PAIRS_AT_ONCE = 100_000
 
 Mask = NDArray[np.bool_]
@@ -26,7 +26,7 @@ Mask = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Catalogue:
-    """All harvested documents, in order: unit by unit."""
+    """All harvested documents, ordered by unit."""
 
     unit: NDArray[np.int32]
     package: NDArray[np.int32]
@@ -39,16 +39,16 @@ class Catalogue:
 
 @dataclass(frozen=True)
 class Selection:
-    split: NDArray[np.int8]  # of each document: an index into SPLITS, or DROPPED
+    split: NDArray[np.int8]  # per document: an index into SPLITS, or DROPPED
     dropped: dict[str, tuple[int, int]]  # reason -> documents, characters
 
 
 def catalogue(directories: Sequence[Path], signatures: Path) -> Catalogue:
-    """Gather the indices of all units; `signatures` is the file that the signatures are gathered in."""
+    """Join the indices of all units; the signatures are written to the file `signatures`."""
     numbers: dict[str, int] = {}
     licences: list[str] = []
     columns: dict[str, list[NDArray]] = {"unit": [], "package": [], "chars": [], "digest": []}
-    with signatures.open("wb") as gathered:
+    with signatures.open("wb") as signature_file:
         for number, directory in enumerate(directories):
             file = directory / INDEX_FILE
             with readable(file, "part of a build (delete its folder and build again)"), np.load(file) as index:
@@ -57,20 +57,21 @@ def catalogue(directories: Sequence[Path], signatures: Path) -> Catalogue:
                     if name not in numbers:
                         numbers[name] = len(numbers)
                         licences.append(licence)
-                own = np.array([numbers[name] for name in names], dtype=np.int32)
+                package_numbers = np.array([numbers[name] for name in names], dtype=np.int32)
                 columns["unit"].append(np.full(len(index["package"]), number, dtype=np.int32))
-                columns["package"].append(own[index["package"]])
+                columns["package"].append(package_numbers[index["package"]])
                 columns["chars"].append(index["chars"])
                 columns["digest"].append(index["digest"])
-                gathered.write(index["signature"].tobytes())
+                signature_file.write(index["signature"].tobytes())
     joined = {name: np.concatenate(parts) for name, parts in columns.items()}
     if not len(joined["unit"]):
-        raise ValueError("no document passed the filters: nothing to build a corpus from")
+        raise ValueError("no document passed the filters: there is nothing to build a corpus from")
     signature = np.memmap(signatures, dtype=np.uint32, mode="r").reshape(-1, NUM_HASHES)
     return Catalogue(**joined, signature=signature, packages=list(numbers), licences=licences)
 
 
 def select(documents: Catalogue, recipe: Recipe) -> Selection:
+    """Return the split of each document, and how much was dropped for which reason."""
     kept = np.ones(len(documents.unit), dtype=bool)
     dropped = {}
     for reason, mask in (
@@ -86,7 +87,7 @@ def select(documents: Catalogue, recipe: Recipe) -> Selection:
 
 
 def exact_duplicates(digest: NDArray[np.uint64]) -> Mask:
-    """All but the first of equal texts."""
+    """Mark all but the first of equal texts."""
     _, first = np.unique(digest, axis=0, return_index=True)
     mask = np.ones(len(digest), dtype=bool)
     mask[first] = False
@@ -94,10 +95,10 @@ def exact_duplicates(digest: NDArray[np.uint64]) -> Mask:
 
 
 def near_duplicates(signature: NDArray[np.uint32], similarity: float) -> Mask:
-    """Documents at least this similar to an earlier one.
+    """Mark documents that are at least this similar to an earlier one.
 
-    Locality-sensitive hashing by sorting: documents that agree on all rows of a band stand side by side, and
-    each is compared with the first of its group. Memory is bounded by one band.
+    Locality-sensitive hashing by sorting: documents that agree on all rows of a band are adjacent, and each is
+    compared with the first of its group. Memory is bounded by one band.
     """
     mask = np.zeros(len(signature), dtype=bool)
     for band in range(BANDS):
@@ -113,57 +114,57 @@ def near_duplicates(signature: NDArray[np.uint32], similarity: float) -> Mask:
 
 
 def beyond_cap(documents: Catalogue, kept: Mask, cap: int) -> Mask:
-    """What a package has beyond `cap` characters: a random part of it, the same every time."""
+    """Mark a random part of each package, so that at most `cap` characters remain; the same in every build."""
     chars = np.where(kept, documents.chars, 0)
     over = np.bincount(documents.package, weights=chars) > cap
     mask = np.zeros(len(kept), dtype=bool)
     for package in np.flatnonzero(over):
-        own = np.flatnonzero(kept & (documents.package == package))
-        shuffled = own[np.argsort(documents.digest[own, 0], kind="stable")]
+        members = np.flatnonzero(kept & (documents.package == package))
+        shuffled = members[np.argsort(documents.digest[members, 0], kind="stable")]
         mask[shuffled[np.cumsum(documents.chars[shuffled]) > cap]] = True
     return mask
 
 
 def family(package: str) -> str:
-    """Packages that share code share a family: django, django-cms and Django_Filter are one."""
+    """Return the family of a package: django, django-cms and Django_Filter are one, as they may share code."""
     name = package.split("==")[0].split("/")[0].lower()
     return re.split(r"[-_.]", name)[0] or name
 
 
 def splits(documents: Catalogue, kept: Mask, recipe: Recipe) -> NDArray[np.int8]:
-    """The split of each document, drawn by the name of its package's family, or by its own text."""
+    """Return the split of each document, drawn by the name of its package family or by its text."""
     if recipe.hold_out_families:
         draws = np.array([_draw(f"{recipe.split_key}/{family(name)}") for name in documents.packages])
         draw = draws[documents.package]
     else:
         draw = documents.digest[:, 0] / 2.0**64
     edges = np.cumsum([recipe.valid_share, recipe.test_share])
-    place = np.searchsorted(edges, draw, side="right")
-    split = np.array([SPLITS.index(name) for name in ("valid", "test", "train")], dtype=np.int8)[place]
+    interval = np.searchsorted(edges, draw, side="right")
+    split = np.array([SPLITS.index(name) for name in ("valid", "test", "train")], dtype=np.int8)[interval]
     shares = {"train": 1.0, "valid": recipe.valid_share, "test": recipe.test_share}
-    return _without_empty_splits(split, np.where(kept, draw, np.inf), [shares[name] > 0 for name in SPLITS])
+    return _fill_empty_splits(split, np.where(kept, draw, np.inf), [shares[name] > 0 for name in SPLITS])
 
 
-def _without_empty_splits(split: NDArray[np.int8], draw: NDArray, wanted: Sequence[bool]) -> NDArray[np.int8]:
-    """A small corpus may leave a split empty: the largest one then gives it what has the smallest draw there.
+def _fill_empty_splits(split: NDArray[np.int8], draw: NDArray, wanted: Sequence[bool]) -> NDArray[np.int8]:
+    """Move the family or document with the smallest draw from the largest split to an empty one.
 
-    What was drawn alike, a family or a document, moves together. Three of them fill all splits; train comes first.
+    A family has one draw and moves as a whole. Three families or documents fill all splits; train comes first.
     """
-    for empty, is_wanted in enumerate(wanted):
-        held = [np.unique(draw[(split == number) & (draw < np.inf)]) for number in range(len(SPLITS))]
-        largest = max(held, key=len)
-        if is_wanted and not len(held[empty]) and len(largest) > (0 if SPLITS[empty] == "train" else 1):
-            split = np.where(draw == largest[0], np.int8(empty), split)
+    for number, is_wanted in enumerate(wanted):
+        draws = [np.unique(draw[(split == other) & (draw < np.inf)]) for other in range(len(SPLITS))]
+        largest = max(draws, key=len)
+        if is_wanted and not len(draws[number]) and len(largest) > (0 if SPLITS[number] == "train" else 1):
+            split = np.where(draw == largest[0], np.int8(number), split)
     return split
 
 
 def _draw(name: str) -> float:
-    """A number in [0, 1) that this name always draws."""
+    """Return a number in [0, 1) that depends only on the name."""
     return int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "big") / 2.0**64
 
 
 def _mixed(rows: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """One number for each row of numbers."""
+    """Hash each row to one number."""
     keys = np.zeros(len(rows), dtype=np.uint64)
     for column in rows.T:
         keys = (keys ^ column) * np.uint64(0x9E3779B97F4A7C15)

@@ -1,8 +1,8 @@
-"""Where files come from: wheels of a registry, folders, archives, tables of rows, Hugging Face datasets.
+"""Sources of files: wheels from a registry, folders, archives, tables of rows, Hugging Face datasets.
 
-A source is a frozen value. It lists its units, each of which is read on its own, in any process, and gives the
-same files every time; the build keeps the result of a unit whole or not at all. Nothing is lost silently: what
-cannot be used is a `Skip`, which the report counts and names, and a damaged archive or table is an error.
+A source is a frozen value that lists its units. Each unit can be read in any process and always gives the same
+files. Nothing is lost silently: a file that cannot be used becomes a `Skip`, which the report counts and names,
+and a damaged archive or table is an error.
 """
 
 import email
@@ -24,15 +24,15 @@ from crocodil.corpus.documents import RawFile
 from crocodil.corpus.licences import declared_licence
 from crocodil.corpus.registry import Pin, RegistryError, fetch
 
-MAX_ROW_BYTES = 64 << 20  # of a .jsonl: a program and whatever else stands beside it
+MAX_ROW_BYTES = 64 << 20  # of a line in a .jsonl file, with all its columns
 TABLES = (".jsonl", ".jsonl.gz", ".parquet")
 
 
 @dataclass(frozen=True)
 class Skip:
-    """Something that could not be read, and why; it is counted, not hidden."""
+    """The name of a file that could not be read, and the reason."""
 
-    what: str
+    name: str
     reason: str
 
 
@@ -41,7 +41,7 @@ Item: TypeAlias = RawFile | Skip
 
 @runtime_checkable
 class Unit(Protocol):
-    """A part of a source that is read at once."""
+    """A part of a source that is read in one go."""
 
     @property
     def name(self) -> str: ...
@@ -85,7 +85,7 @@ class WheelUnit:
                 yield from read_wheel(wheel)
 
     def _fetch(self, directory: Path) -> Iterator[Skip]:
-        """All in one call of pip; one by one where that fails, so that one missing wheel costs only itself."""
+        """Fetch all wheels in one call of pip; if that fails, fetch them one by one and skip missing ones."""
         try:
             fetch(self.pins, directory)
             return
@@ -96,17 +96,17 @@ class WheelUnit:
             try:
                 fetch([pin], directory)
             except RegistryError as error:
-                skips.append(Skip(f"{pin.name}=={pin.version}", "not to be had from the registry"))
+                skips.append(Skip(f"{pin.name}=={pin.version}", "not available in the registry"))
                 last = error
         if len(skips) == len(self.pins):
-            raise RegistryError(f"none of {len(skips)} wheels could be fetched, is the registry reachable? {last}")
+            raise RegistryError(f"none of {len(skips)} wheels could be fetched: is the registry reachable? {last}")
         yield from skips
 
 
 def read_wheel(file: Path) -> Iterator[Item]:
-    """The Python files of one wheel, with the licence that its metadata declares.
+    """Yield the Python files of one wheel, with the licence that its metadata declares.
 
-    A wheel that is damaged was published so, for its checksum is pinned: it is skipped, not an error.
+    A damaged wheel is skipped and not an error: its checksum is pinned, so it was published like this.
     """
     name, version = file.name.split("-")[:2]
     package = f"{name}=={version}"
@@ -146,8 +146,8 @@ def _limited(archive: zipfile.ZipFile, name: str) -> bytes:
 class Files:
     """Any folder or archive (zip, tar, and compressed tar) of text files that you may use.
 
-    The package of a file is the first folder on its path; the licence is what you say it is. In a folder only
-    regular files are read: symbolic links are not followed, for they may lead outside or to the same file twice.
+    The package of a file is the first folder of its path; the licence is the one given here. In a folder, only
+    regular files are read: symbolic links are not followed, as they may lead outside or to the same file twice.
     """
 
     root: Path
@@ -162,7 +162,7 @@ class Files:
             raise ValueError(f"{self.root} is neither a folder nor an archive")
         paths = sorted(path.relative_to(self.root).as_posix() for path in _walk(self.root, self.suffixes))
         if not paths:
-            raise ValueError(f"{self.root} holds no readable file that ends in {' or '.join(self.suffixes)}")
+            raise ValueError(f"{self.root} has no readable file that ends in {' or '.join(self.suffixes)}")
         step = self.files_per_unit
         return [
             FolderUnit(self.root, tuple(paths[start : start + step]), self.licence)
@@ -171,19 +171,19 @@ class Files:
 
 
 def _walk(root: Path, suffixes: tuple[str, ...]) -> Iterator[Path]:
-    """What ends in `suffixes`, and folders that are not entered: links, and those that may not be read."""
-    closed: list[Path] = []
+    """Yield files that end in `suffixes`, and folders that cannot be entered: links and unreadable ones."""
+    unreadable: list[Path] = []
 
-    def close(error: OSError) -> None:
+    def add_unreadable(error: OSError) -> None:
         if Path(error.filename) == root:
             raise error
-        closed.append(Path(error.filename))
+        unreadable.append(Path(error.filename))
 
-    for name, folders, files in os.walk(root, onerror=close):
+    for name, folders, files in os.walk(root, onerror=add_unreadable):
         folder = Path(name)
         yield from (folder / file for file in files if file.endswith(suffixes))
         yield from (folder / inner for inner in folders if (folder / inner).is_symlink())
-    yield from closed
+    yield from unreadable
 
 
 @dataclass(frozen=True)
@@ -203,12 +203,12 @@ class FolderUnit:
             except OSError:
                 yield Skip(path, "unreadable file or folder")
             else:
-                member = Member(path, data, "" if data is not None else "link, pipe or device: no regular file")
+                member = Member(path, data, "" if data is not None else "not a regular file: link, pipe or device")
                 yield _item(member, _package_of(path, self.root.name), self.licence)
 
 
 def _read_regular(file: Path) -> bytes | None:
-    """The bytes of a regular file; None for anything else, which is not opened: a pipe would wait for ever."""
+    """Return the bytes of a regular file, or None; other files are not opened, as a pipe would block."""
     mode = file.lstat().st_mode
     if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
         return None
@@ -233,14 +233,14 @@ class ArchiveUnit:
                 is_empty = False
                 yield _item(member, _package_of(member.name, self.file.name), self.licence)
         if is_empty:
-            raise ValueError(f"{self.file} holds no file that ends in {' or '.join(self.suffixes)}")
+            raise ValueError(f"{self.file} has no file that ends in {' or '.join(self.suffixes)}")
 
 
 def _item(member: Member, package: str, licence: str) -> Item:
     if member.data is None:
         return Skip(member.name, member.problem)
     if len(member.data) > archives.MAX_FILE_BYTES:
-        return Skip(member.name, "larger than any program")
+        return Skip(member.name, "too large for a program")
     return RawFile(package, member.name, licence, member.data)
 
 
@@ -254,7 +254,7 @@ def _package_of(path: str, default: str) -> str:
 
 @dataclass(frozen=True)
 class Columns:
-    """Which columns of a table hold what; only the text is required."""
+    """The names of the columns of a table; only the text is required."""
 
     text: str = "text"
     package: str | None = None
@@ -264,7 +264,7 @@ class Columns:
     def file(self, row: Mapping[str, Any], number: int, where: str, default_licence: str) -> Item:
         text = row.get(self.text)
         if not isinstance(text, str):
-            return Skip(f"{where}:{number}", "row without a text")
+            return Skip(f"{where}:{number}", "row without text")
         path = self._value(row, self.path) or f"{where}:{number}"
         package = self._value(row, self.package) or path
         licence = self._value(row, self.licence) or default_licence
@@ -278,7 +278,7 @@ class Columns:
     def _value(row: Mapping[str, Any], column: str | None) -> str:
         value = row.get(column) if column else None
         if isinstance(value, list | tuple):  # the licences of a repository
-            return " OR ".join(str(one) for one in value)
+            return " OR ".join(map(str, value))
         return str(value) if value else ""
 
 
@@ -289,7 +289,7 @@ STARCODER = Columns(text="content", package="max_stars_repo_name", path="max_sta
 class Rows:
     """`.jsonl`, `.jsonl.gz` and `.parquet` files with a text column: one file, or a folder of them.
 
-    Links to files are followed here: the hub's cache is made of them.
+    Links to files are followed, because the hub's cache consists of links.
     """
 
     root: Path
@@ -300,17 +300,17 @@ class Rows:
         files = [self.root] if self.root.is_file() else []
         if self.root.is_dir():
             files = sorted(_walk(self.root, TABLES))
-        found: list[Unit] = []
+        units: list[Unit] = []
         for file in files:
             if not file.is_file():
-                raise ValueError(f"{file} is no regular file that can be read: take it out of {self.root}")
+                raise ValueError(f"{file} is not a readable regular file: remove it from {self.root}")
             if file.suffix == ".parquet":
-                found += self._row_groups(file)
+                units += self._row_groups(file)
             else:
-                found.append(JsonlUnit(file, self.columns, self.licence))
-        if not found:
-            raise ValueError(f"{self.root} holds no .jsonl, .jsonl.gz or .parquet file with rows")
-        return found
+                units.append(JsonlUnit(file, self.columns, self.licence))
+        if not units:
+            raise ValueError(f"{self.root} has no .jsonl, .jsonl.gz or .parquet file with rows")
+        return units
 
     def _row_groups(self, file: Path) -> list[Unit]:
         table = _parquet(file)
@@ -332,11 +332,11 @@ class JsonlUnit:
         for number, line in enumerate(self._lines(), start=1):
             where = f"{self.file.name}:{number}"
             if len(line) > MAX_ROW_BYTES:
-                yield Skip(where, "larger than any program")
+                yield Skip(where, "too large for a program")
                 continue
             try:
                 row = json.loads(line)
-            except (ValueError, RecursionError):  # the latter where it is nested too deeply
+            except (ValueError, RecursionError):  # RecursionError: nested too deeply
                 row = None
             if not isinstance(row, dict):
                 yield Skip(where, "not a JSON object")
@@ -346,7 +346,7 @@ class JsonlUnit:
             yield self.columns.file(row, number, self.file.name, self.licence)
 
     def _lines(self) -> Iterator[bytes]:
-        """The lines; of one that is longer than any row may be, only as much as shows it."""
+        """Yield the lines; a line that is too long is cut just beyond the limit."""
         opener = gzip.open if self.file.suffix == ".gz" else open
         with readable(self.file, "file of rows"), opener(self.file, "rb") as handle:
             while line := handle.readline(MAX_ROW_BYTES + 1):
@@ -383,7 +383,7 @@ class ParquetUnit:
 def _parquet(file: Path) -> Any:
     import pyarrow.parquet as parquet
 
-    with readable(file, "parquet file", (Exception,)):  # Arrow has errors of its own for each kind of damage
+    with readable(file, "parquet file", (Exception,)):  # Arrow raises many kinds of errors
         return parquet.ParquetFile(file, page_checksum_verification=True)
 
 
@@ -392,7 +392,7 @@ def _parquet(file: Path) -> Any:
 
 @dataclass(frozen=True)
 class HubDataset:
-    """A dataset of the hub or a local folder in its format, streamed; a unit is one of its files."""
+    """A dataset of the hub, or a local folder in its format, streamed; a unit is one of its files."""
 
     name: str = "bigcode/starcoderdata"
     data_dir: str | None = "python"
@@ -425,7 +425,7 @@ class HubUnit:
         rows = _stream(self.dataset).shard(num_shards=self.count, index=self.index)
         try:
             yield from rows
-        except Exception as error:  # the hub's client raises whatever its transport raised
+        except Exception as error:  # the hub's client raises the errors of its transport
             raise ValueError(f"{self.name} cannot be read: {one_line(error)}") from error
 
 
@@ -434,5 +434,5 @@ def _stream(dataset: HubDataset) -> Any:
 
     try:
         return datasets.load_dataset(dataset.name, data_dir=dataset.data_dir, split=dataset.split, streaming=True)
-    except Exception as error:  # the hub's client raises whatever its transport raised
+    except Exception as error:  # the hub's client raises the errors of its transport
         raise ValueError(f"dataset {dataset.name} cannot be opened: {one_line(error)}") from error

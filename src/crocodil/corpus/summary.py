@@ -1,4 +1,4 @@
-"""What is in a corpus, as rows: the command line and the documentation print them."""
+"""Tables that describe a corpus, for the command line and the documentation."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -11,12 +11,12 @@ from crocodil.text.tokenizer import Tokenizer
 
 LENGTHS = (256, 512, 1024)
 BAR = 30  # characters
-NEEDED_BY = {"valid": "`crocodil train` and `reproduce`", "test": "`crocodil reproduce`"}
+NEEDED_BY = {"valid": "`crocodil train` or `reproduce`", "test": "`crocodil reproduce`"}
 Row = tuple[str, ...]
 
 
 def tables(corpus: Corpus) -> Iterator[list[Row]]:
-    """Each with its title first and its heads second."""
+    """Yield tables; the first row is the title, the second the column heads."""
     yield _splits(corpus)
     yield _programs(corpus)
     yield _lengths(corpus)
@@ -27,7 +27,7 @@ def tables(corpus: Corpus) -> Iterator[list[Row]]:
 
 
 def samples(corpus: Corpus, *, count: int, length: int) -> Iterator[str]:
-    """Programs of train, drawn by a fixed key."""
+    """Yield programs of train, drawn with a fixed key."""
     tokenizer = Tokenizer.load(corpus.directory / TOKENIZER_FILE)
     programs = corpus.programs("train", length=length)
     for number in Order(len(programs), "samples").at(np.arange(min(count, len(programs)))):
@@ -35,21 +35,21 @@ def samples(corpus: Corpus, *, count: int, length: int) -> Iterator[str]:
 
 
 def warnings(corpus: Corpus) -> Iterator[str]:
-    """What a reader should know before anything is trained on it."""
+    """Yield warnings about empty splits."""
     for split, need in NEEDED_BY.items():
         if not corpus.shards(split):
-            yield f"the {split} split is empty, which {need} needs: {TOO_FEW_FILES}"
+            yield f"the {split} split is empty, but {need} needs it: {TOO_FEW_FILES}"
 
 
 def card(corpus: Corpus) -> Iterator[str]:
-    """Sources and licences as Markdown: what a corpus was made of, package by package."""
+    """Yield the sources and licences of a corpus as Markdown, package by package."""
     by_licence: dict[str, list[str]] = {}
     for package in corpus.packages:
         if package["split"]:
             held_out = "" if package["split"] == "train" else f" ({package['split']})"
             by_licence.setdefault(package["licence"], []).append(package["name"] + held_out)
     yield "# Sources and licences\n"
-    yield f"{sum(map(len, by_licence.values())):,} packages; licences are as the packages declare them.\n"
+    yield f"{sum(map(len, by_licence.values())):,} packages, with the licences that they declare.\n"
     for licence, names in sorted(by_licence.items(), key=lambda row: (-len(row[1]), row[0])):
         yield f"## {licence} ({len(names)})\n"
         yield ", ".join(sorted(names, key=str.lower)) + "\n"
@@ -58,9 +58,9 @@ def card(corpus: Corpus) -> Iterator[str]:
 def _splits(corpus: Corpus) -> list[Row]:
     rows = [("Splits",), ("split", "packages", "documents", "characters", "tokens", "characters/token", "leaked")]
     leaks = corpus.description["leaked_share"]
-    for split, own in corpus.description["splits"].items():
-        per_token = own["chars"] / max(own["tokens"], 1)
-        counts = (f"{count:,}" for count in (own["packages"], own["documents"], own["chars"], own["tokens"]))
+    for split, about in corpus.description["splits"].items():
+        per_token = about["chars"] / max(about["tokens"], 1)
+        counts = (f"{about[name]:,}" for name in ("packages", "documents", "chars", "tokens"))
         rows.append((split, *counts, f"{per_token:.2f}", f"{leaks[split]:.2%}" if split in leaks else ""))
     return rows
 
@@ -80,7 +80,7 @@ def _programs(corpus: Corpus) -> list[Row]:
 
 
 def _lengths(corpus: Corpus) -> list[Row]:
-    """How long documents are, in tokens, on a scale of doublings."""
+    """Return a histogram of document lengths in tokens, by powers of two."""
     lengths = np.concatenate([shard.documents["length"] for shard in corpus.shards("train")])
     counts = Counter(int(np.log2(max(length, 1))) for length in lengths)
     rows = [("Lengths of documents in train",), ("tokens", "documents", "")]
@@ -94,20 +94,20 @@ def _lengths(corpus: Corpus) -> list[Row]:
 def _drops(corpus: Corpus) -> list[Row]:
     counts = corpus.description["counts"]
     total = max(counts["read"][1], 1)
-    rows = [("What became of all files",), ("reason", "files", "megabytes", "")]
+    rows = [("Files read, dropped and kept",), ("reason", "files", "megabytes", "")]
     rows.append(("read", f"{counts['read'][0]:,}", f"{total / 1e6:,.1f}", _bar(1.0)))
     for reason, (files, size) in sorted(counts["dropped"].items(), key=lambda row: -row[1][1]):
         rows.append((reason, f"{files:,}", f"{size / 1e6:,.1f}", _bar(size / total)))
     splits = corpus.description["splits"].values()
-    documents, size = sum(own["documents"] for own in splits), sum(own["chars"] for own in splits)
+    documents, size = sum(split["documents"] for split in splits), sum(split["chars"] for split in splits)
     rows.append(("kept, as documents", f"{documents:,}", f"{size / 1e6:,.1f}", _bar(size / total)))
     return rows
 
 
 def _skips(corpus: Corpus) -> list[Row]:
     rows = [("Skipped",), ("reason", "count", "for example")]
-    for reason, what in corpus.description["counts"]["skipped"].items():
-        rows.append((reason, f"{len(what):,}", ", ".join(_printable(name) for name in what[:3])))
+    for reason, names in corpus.description["counts"]["skipped"].items():
+        rows.append((reason, f"{len(names):,}", ", ".join(_printable(name) for name in names[:3])))
     return rows
 
 
@@ -123,7 +123,7 @@ def _licences(corpus: Corpus) -> list[Row]:
 
 
 def _printable(name: str) -> str:
-    """A name from outside, without what a terminal would obey."""
+    """Escape control characters in a name, which a terminal could interpret."""
     return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in name)
 
 

@@ -3,7 +3,7 @@
     [START, z_1, ..., z_K, END, E(x_t)]
 
 The prefix has a fixed shape. Registers beyond a sample's prefix length are blocked from attention, which
-equals leaving them out (decision D17). Knows nothing of noise, dropout or how registers came about.
+equals leaving them out (decision D17). Register noise and nested dropout are applied elsewhere.
 """
 
 import torch
@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from crocodil.models.llada import LLaDA, LLaDAConfig, picked
-from crocodil.processes.registers import places_across, within_prefix
+from crocodil.processes.registers import positions_across_text, within_prefix
 from crocodil.runtime.config import Share, Width, config
 from crocodil.shapes import Logits, Places, Positions, PrefixLength, RegisterBank, RowLogits, TokenIds
 
@@ -21,20 +21,20 @@ class DemaskerConfig:
     backbone: LLaDAConfig
     num_registers: Width = 128  # Sec. 5
     register_width: Width = 1024  # Sec. 5
-    prefix_axis_share: Share = 1 / 8  # of the frequency pairs, the lowest ones (decision D23)
-    literal_positions: bool = False  # the prefix shifts the text, as App. C prints it (decision D16)
-    across_text: bool = False  # registers stand all over the text instead of before it (decision D26)
+    prefix_axis_share: Share = 1 / 8  # share of the frequency pairs, the lowest ones (decision D23)
+    literal_positions: bool = False  # the prefix shifts the text positions, as App. C states (D16)
+    across_text: bool = False  # register positions are spread over the text, not before it (decision D26)
 
     def __post_init__(self) -> None:
         if self.literal_positions and self.across_text:
-            raise ValueError("registers stand before the text (literal_positions) or across it, not both")
+            raise ValueError("literal_positions and across_text exclude each other: set one of them")
 
 
 class Demasker(nn.Module):
     def __init__(self, config: DemaskerConfig, backbone: LLaDA | None = None) -> None:
         super().__init__()
         if backbone is not None and backbone.config != config.backbone:
-            raise ValueError("config.backbone does not describe the backbone that was given")
+            raise ValueError("config.backbone differs from the config of the given backbone")
         self.config = config
         self.backbone = LLaDA(config.backbone) if backbone is None else backbone
         width = config.backbone.width
@@ -43,7 +43,7 @@ class Demasker(nn.Module):
 
     @classmethod
     def around(cls, backbone: LLaDA, config: DemaskerConfig, generator: torch.Generator) -> "Demasker":
-        """A demasker with the weights of a trained LLaDA and a fresh interface to registers."""
+        """Return a demasker with the weights of a trained LLaDA and a new interface to registers."""
         like = backbone.embed.weight
         demasker = cls(config, backbone).to(device=like.device, dtype=like.dtype)
         return demasker.init_interface(generator)
@@ -56,22 +56,24 @@ class Demasker(nn.Module):
         prefix_length: PrefixLength | None = None,
         rows: Positions | Places | None = None,
     ) -> Logits | RowLogits:
-        """Logits at the text positions, or at those in `rows` alone.
+        """Return logits at all text positions, or only at those in `rows`.
 
-        The bank may hold the first registers only (`registers[:, :k]`); `prefix_length` further limits it
-        sample by sample, 0 leaving START and END alone.
+        The bank may hold only the first registers (`registers[:, :k]`). `prefix_length` limits it further per
+        sample; 0 leaves only START and END.
         """
         num_given = registers.shape[1]
         if num_given > self.config.num_registers:
-            raise ValueError(f"{num_given} registers for a demasker of {self.config.num_registers}")
+            raise ValueError(
+                f"{num_given} registers given, but this demasker takes at most {self.config.num_registers}"
+            )
         num_text = noisy_tokens.shape[1]
-        seen = None if prefix_length is None else within_prefix(prefix_length, num_given)
-        embeddings = torch.cat([self._prefix(registers, seen), self.backbone.embed(noisy_tokens)], dim=1)
+        visible = None if prefix_length is None else within_prefix(prefix_length, num_given)
+        embeddings = torch.cat([self._prefix(registers, visible), self.backbone.embed(noisy_tokens)], dim=1)
         angles = self._angles(num_given, num_text, prefix_length, noisy_tokens.device)
         key_mask = None
-        if seen is not None:
-            ones = seen.new_ones(len(seen), 1)
-            key_mask = torch.cat([ones, seen, ones.expand(-1, num_text + 1)], dim=1)
+        if visible is not None:
+            ones = visible.new_ones(len(visible), 1)
+            key_mask = torch.cat([ones, visible, ones.expand(-1, num_text + 1)], dim=1)
         states = self.backbone.transform(embeddings, angles, key_mask)[:, -num_text:]
         return self.backbone.logits(states if rows is None else picked(states, rows))
 
@@ -80,7 +82,7 @@ class Demasker(nn.Module):
         return self.init_interface(generator)
 
     def init_interface(self, generator: torch.Generator) -> "Demasker":
-        """What a loaded LLaDA does not have: register vectors start as large as token embeddings."""
+        """Initialise what LLaDA lacks; mapped registers start as large as token embeddings."""
         token_std = self.backbone.embed.weight.float().std().item()
         nn.init.normal_(self.boundaries, std=token_std, generator=generator)
         map_std = token_std / self.config.register_width**0.5  # register entries have unit variance
@@ -88,13 +90,13 @@ class Demasker(nn.Module):
         return self
 
     def interface(self) -> list[nn.Parameter]:
-        """The parameters that warm up together with the encoder (decision D21)."""
+        """Return the parameters that are trained with the encoder during warm-up (decision D21)."""
         return [*self.register_map.parameters(), self.boundaries]
 
-    def _prefix(self, registers: RegisterBank, seen: Tensor | None) -> Float[Tensor, "B _ W"]:
-        if seen is not None:
-            # Attention gives withheld registers weight 0, but 0 x NaN would still be NaN.
-            registers = registers.masked_fill(~seen[..., None], 0)
+    def _prefix(self, registers: RegisterBank, visible: Tensor | None) -> Float[Tensor, "B _ W"]:
+        if visible is not None:
+            # Attention gives hidden registers weight 0, but 0 x NaN would still be NaN.
+            registers = registers.masked_fill(~visible[..., None], 0)
         mapped = self.register_map(registers.to(self.register_map.weight.dtype))
         start, end = (edge.to(mapped.dtype).expand(len(registers), 1, -1) for edge in self.boundaries)
         return torch.cat([start, mapped, end], dim=1)
@@ -102,15 +104,17 @@ class Demasker(nn.Module):
     def _angles(
         self, num_given: int, num_text: int, prefix_length: PrefixLength | None, device: torch.device
     ) -> Float[Tensor, "_ L P"]:
-        """Two-axis RoPE: the lowest frequencies turn by the prefix-local index inside the prefix."""
+        """Return the angles of two-axis RoPE: the lowest frequencies use the index within the prefix."""
         if self.config.literal_positions:
             along_text, along_prefix = literal_axes(num_given, num_text, prefix_length, device)
         else:
             along_text, along_prefix = fixed_axes(self.config.num_registers, num_given, num_text, device)
             if self.config.across_text:
-                places = places_across(self.config.num_registers, torch.full((), num_text, device=device))
+                num_tokens = torch.full((), num_text, device=device)
                 along_text = along_text.clone()
-                along_text[:, 1 : 1 + num_given] = places[:num_given]
+                along_text[:, 1 : 1 + num_given] = positions_across_text(self.config.num_registers, num_tokens)[
+                    :num_given
+                ]
         frequencies = self.backbone.frequencies(device)
         num_local = round(self.config.prefix_axis_share * len(frequencies))
         local = torch.arange(len(frequencies), device=device) >= len(frequencies) - num_local
@@ -121,10 +125,10 @@ Axes = tuple[Int[Tensor, "_ L"], Int[Tensor, "_ L"]]
 
 
 def fixed_axes(num_registers: int, num_given: int, num_text: int, device: torch.device) -> Axes:
-    """Global and prefix-local index of every position; the default reading of App. C (decision D16).
+    """Return the global and the prefix-local index of every position; the default reading of App. C (D16).
 
-    Text keeps the positions 0, 1, 2 ... that it has without a prefix. Slots of the prefix stand before it,
-    at places that depend on neither k nor the number of registers given: START at -(K + 2), END at -1.
+    Text keeps the positions 0, 1, 2 ... that it has without a prefix. The prefix has negative positions, which do
+    not depend on k or on the number of registers given: START is at -(K + 2), END at -1.
     """
     slots = torch.arange(num_given + 1, device=device)  # START and registers
     end = torch.full((1,), num_registers + 1, device=device)
@@ -134,9 +138,9 @@ def fixed_axes(num_registers: int, num_given: int, num_text: int, device: torch.
 
 
 def literal_axes(num_given: int, num_text: int, prefix_length: PrefixLength | None, device: torch.device) -> Axes:
-    """App. C read literally: one global index through prefix and text, which the local one repeats.
+    """Return both indices under the literal reading of App. C: one index runs through prefix and text.
 
-    END and the text follow the last register that is seen.
+    END and the text follow the last visible register. Both axes use the same index.
     """
     if prefix_length is None:
         prefix_length = torch.tensor([num_given], device=device)

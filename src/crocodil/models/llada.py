@@ -1,7 +1,7 @@
-"""LLaDA: a transformer that sees in both directions and predicts the tokens behind masks.
+"""LLaDA: a bidirectional transformer that predicts masked tokens.
 
 Pre-norm blocks with RMSNorm, rotary positions and a gated MLP, as in Nie et al., 2025 (arXiv:2502.09992).
-Knows neither time (LLaDA has none, decision D10) nor registers, except as embeddings put before the text.
+There is no time input (decision D10). Registers enter only as embeddings before the text.
 """
 
 import torch
@@ -14,8 +14,8 @@ from crocodil.runtime.config import Layers, Length, Positive, TokenId, Width, co
 from crocodil.shapes import Places, Positions, RowLogits, TokenIds
 
 Embeddings = Float[Tensor, "B L W"]
-Angles = Float[Tensor, "#B L P"]  # rotary angles: P = head width / 2 frequency pairs
-KeyMask = Bool[Tensor, "B L"]  # the positions that others may attend to
+Angles = Float[Tensor, "#B L P"]  # rotary angles; P = head width / 2 frequency pairs
+KeyMask = Bool[Tensor, "B L"]  # True: other positions may attend to it
 
 
 @config
@@ -24,12 +24,12 @@ class LLaDAConfig:
     width: Width
     num_layers: Layers
     num_heads: Width
-    num_kv_heads: Width  # fewer than num_heads: grouped-query attention
+    num_kv_heads: Width  # grouped-query attention if fewer than num_heads
     mlp_width: Width
     rope_theta: Positive = 500_000.0
     norm_eps: Positive = 1e-5
     tied_head: bool = False  # the output head is the embedding table
-    max_length: Length = 4096  # what it was trained on; nothing depends on it
+    max_length: Length = 4096  # of the training data; informative only
     mask_id: TokenId
     eos_id: TokenId
     pad_id: TokenId
@@ -49,7 +49,7 @@ class LLaDAConfig:
 
 
 class LLaDA(nn.Module):
-    """f_theta without guidance: tokens in, logits out."""
+    """f_theta without guidance: maps tokens to logits."""
 
     def __init__(self, config: LLaDAConfig) -> None:
         super().__init__()
@@ -68,10 +68,10 @@ class LLaDA(nn.Module):
         positions: Int[Tensor, "#B L"] | None = None,
         rows: Positions | Places | None = None,
     ) -> Float[Tensor, "B L V"] | RowLogits:
-        """Logits over prefix and tokens, or at the token positions in `rows` alone.
+        """Return logits at all positions, prefix included, or only at the token positions in `rows`.
 
-        `attention_mask` (True: may be seen) and `positions` cover prefix and tokens; positions count from
-        the start of the prefix unless given.
+        `attention_mask` (True: may be attended to) and `positions` cover prefix and tokens. By default,
+        positions count from the start of the prefix.
         """
         embeddings = self.embed(tokens)
         if prefix_embeddings is not None:
@@ -82,8 +82,8 @@ class LLaDA(nn.Module):
         return self.logits(states if rows is None else picked(states[:, -tokens.shape[1] :], rows))
 
     def transform(self, embeddings: Embeddings, angles: Angles, key_mask: KeyMask | None) -> Embeddings:
-        """The blocks and the final norm."""
-        rotation = (angles.cos()[:, None], angles.sin()[:, None])  # one for all heads
+        """Apply the blocks and the final norm."""
+        rotation = (angles.cos()[:, None], angles.sin()[:, None])  # the same for all heads
         mask = None if key_mask is None else key_mask[:, None, None, :]
         states = in_autocast_dtype(embeddings)
         for block in self.blocks:
@@ -94,22 +94,22 @@ class LLaDA(nn.Module):
         return F.linear(states, self.embed.weight) if self.head is None else self.head(states)
 
     def angles(self, positions: Int[Tensor, "B L"]) -> Float[Tensor, "B L P"]:
-        """Rotary angles of these positions, highest frequency first."""
+        """Return the rotary angles of these positions, highest frequency first."""
         return positions[..., None].float() * self.frequencies(positions.device)
 
     def frequencies(self, device: torch.device) -> Float[Tensor, "P"]:
-        """Computed when asked for: a buffer would have to survive meta devices and dtype casts."""
+        """Return the rotary frequencies; not a buffer, because of meta devices and dtype casts."""
         exponent = torch.arange(0, self.config.head_width, 2, device=device).float() / self.config.head_width
         return 1.0 / self.config.rope_theta**exponent
 
     def init_weights(self, generator: torch.Generator) -> "LLaDA":
-        """Normal with std 1 / sqrt(inputs); what writes into the residual stream shrinks with depth."""
+        """Initialise: normal, std 1 / sqrt(inputs); layers that write to the residual stream shrink with depth."""
         for name, parameter in self.named_parameters():
             if parameter.ndim == 1:
                 nn.init.ones_(parameter)
                 continue
-            writes = name.endswith(("attn_out.weight", "down.weight"))
-            shrink = 2 * self.config.num_layers if writes else 1
+            writes_to_residual = name.endswith(("attn_out.weight", "down.weight"))
+            shrink = 2 * self.config.num_layers if writes_to_residual else 1
             nn.init.normal_(parameter, std=(parameter.shape[1] * shrink) ** -0.5, generator=generator)
         return self
 
@@ -155,20 +155,20 @@ class Block(nn.Module):
 
 
 def picked(states: Embeddings, rows: Positions | Places) -> Float[Tensor, "R W"]:
-    """The states at some positions, sequence by sequence; by index, their number is known without looking."""
+    """Return the states at these positions. With indices the number of rows is known without a device sync."""
     if rows.dtype == torch.bool:
         return states[rows]
     return states.gather(1, rows[..., None].expand(-1, -1, states.shape[2])).flatten(0, 1)
 
 
 def in_autocast_dtype(embeddings: Embeddings) -> Embeddings:
-    """Under autocast the residual stream is in half precision too: the blocks are bound by its bandwidth."""
+    """Under autocast, keep the residual stream in half precision too: its bandwidth limits the blocks."""
     device = embeddings.device.type
     return embeddings.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else embeddings
 
 
 def rotate(heads: Float[Tensor, "B H L C"], rotation: tuple[Tensor, Tensor]) -> Float[Tensor, "B H L C"]:
-    """Rotary embedding, first half of the channels against the second, in float32."""
+    """Apply the rotary embedding in float32, pairing the first half of the channels with the second."""
     cos, sin = rotation
     first, second = heads.float().chunk(2, dim=-1)
     rotated = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
@@ -176,7 +176,7 @@ def rotate(heads: Float[Tensor, "B H L C"], rotation: tuple[Tensor, Tensor]) -> 
 
 
 class RMSNorm(nn.Module):
-    """Normalised in float32, cast back, then scaled: the order that LLaDA's weights were trained with."""
+    """Normalise in float32, cast back, then scale: the order that LLaDA's weights were trained with."""
 
     def __init__(self, width: int, eps: float) -> None:
         super().__init__()

@@ -1,8 +1,8 @@
 """The register denoiser g_psi(z_s, s): a PixArt-style transformer over register tokens (App. E).
 
-Time enters through one network shared by all layers (adaLN-single, Chen et al., 2023, arXiv:2310.00426),
-register by register, so that block offsets need no special case. A condition enters by cross-attention.
-Predicts the clean bank. Knows no schedule.
+One network computes the time modulation for all layers (adaLN-single, Chen et al., 2023, arXiv:2310.00426).
+Every register has its own time, so block offsets need no special case. The condition is read by
+cross-attention. The network predicts the clean bank and does not depend on the noise schedule.
 """
 
 import math
@@ -17,9 +17,9 @@ from crocodil.runtime.config import Amount, Layers, Width, config
 from crocodil.shapes import RegisterBank, RegisterTime
 
 Tokens = Float[Tensor, "B K W"]
-Modulation = Float[Tensor, "B K S W"]  # S shifts, scales and gates for every register
-Condition = Float[Tensor, "_ C E"]  # of every sample, or one for all
-Context = Float[Tensor, "2 _ H C P"]  # keys and values of every head
+Modulation = Float[Tensor, "B K S W"]  # S shifts, scales and gates per register
+Condition = Float[Tensor, "_ C E"]  # one per sample, or one shared by all samples
+KeysValues = Float[Tensor, "2 _ H C P"]  # keys and values, per head
 
 _TIME_FEATURES = 256
 _NORM_EPS = 1e-6
@@ -27,15 +27,15 @@ _NORM_EPS = 1e-6
 
 @config
 class RegisterDenoiserConfig:
-    num_registers: Width = 8  # how many of the first registers the prior models (decision D19)
+    num_registers: Width = 8  # the prior models the first registers only (decision D19)
     register_width: Width = 1024
     width: Width = 1024
     num_layers: Layers = 28  # App. E
     num_heads: Width = 16
     mlp_ratio: Width = 4
-    condition_width: Width | None = None  # of the vectors in a condition; None: no cross-attention
-    condition_length: Amount = 0  # how many vectors a condition has
-    self_conditioned: bool = False  # sees its guess of the step before (decision D25)
+    condition_width: Width | None = None  # width of the condition vectors; None: no cross-attention
+    condition_length: Amount = 0  # number of condition vectors
+    self_conditioned: bool = False  # reads its prediction of the previous step (decision D25)
 
     def __post_init__(self) -> None:
         if self.width % self.num_heads:
@@ -49,15 +49,15 @@ class RegisterDenoiser(nn.Module):
         super().__init__()
         self.config = config
         width = config.width
-        self.enter = nn.Linear(config.register_width, width)
-        self.enter_guess = nn.Linear(config.register_width, width, bias=False) if config.self_conditioned else None
-        self.places = nn.Parameter(torch.zeros(config.num_registers, width))
+        self.proj_in = nn.Linear(config.register_width, width)
+        self.proj_guess = nn.Linear(config.register_width, width, bias=False) if config.self_conditioned else None
+        self.pos_embed = nn.Parameter(torch.zeros(config.num_registers, width))
         self.time = nn.Sequential(nn.Linear(_TIME_FEATURES, width), nn.SiLU(), nn.Linear(width, width))
         self.time_modulation = nn.Linear(width, 6 * width)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
-        self.last_table = nn.Parameter(torch.zeros(2, width))
-        self.leave = nn.Linear(width, config.register_width)
-        self.enter_condition = ConditionEntry(config) if config.condition_width is not None else None
+        self.final_table = nn.Parameter(torch.zeros(2, width))
+        self.proj_out = nn.Linear(width, config.register_width)
+        self.condition_embed = ConditionEmbedding(config) if config.condition_width is not None else None
 
     def forward(
         self,
@@ -70,49 +70,55 @@ class RegisterDenoiser(nn.Module):
         condition_kv: Float[Tensor, "layers *context"] | None = None,
         identity_attention: Bool[Tensor, "B"] | None = None,
     ) -> RegisterBank:
-        """The clean registers.
+        """Predict the clean registers.
 
-        Without a condition, or for samples that do not keep theirs, a conditional denoiser sees its trained null
-        condition: one network can then serve as both priors (decision D15). A condition of fewer rows is shared:
-        samples take its rows in turns. What `cross_attention_kv` gave stands in for a condition that does not
-        change from call to call. `guess` is what was predicted a step ago, where this denoiser looks at it; zero,
-        the default, is none. Registers of samples that are `identity_attention` do not see each other (decision
-        D33).
+        Args:
+            noisy_registers: z_s.
+            diffusion_time: the time of every register, 0 clean and 1 noise.
+            guess: the prediction of the previous step, for a self-conditioned denoiser; zero if not given.
+            condition: the registers of the visible tokens. If it has fewer rows than the batch, its rows are
+                repeated. Without a condition, a conditional denoiser uses its trained null condition, so that
+                one network can serve as both priors (decision D15).
+            keep_condition: False replaces the condition of a sample by the null condition.
+            condition_kv: the result of `cross_attention_kv`, used instead of `condition`.
+            identity_attention: True for samples whose registers attend only to themselves (decision D33).
         """
         if noisy_registers.shape[1:] != (self.config.num_registers, self.config.register_width):
             raise ValueError(
-                f"registers of shape {tuple(noisy_registers.shape[1:])} for a denoiser of "
+                f"registers of shape {tuple(noisy_registers.shape[1:])} do not fit a denoiser of "
                 f"{self.config.num_registers} x {self.config.register_width}"
             )
-        if condition is not None and self.enter_condition is None:
-            raise ValueError("this denoiser was built without cross-attention: it takes no condition")
-        entered = self.enter(noisy_registers.to(self.enter.weight.dtype))
+        if condition is not None and self.condition_embed is None:
+            raise ValueError("this denoiser has no cross-attention: call it without a condition")
+        embedded = self.proj_in(noisy_registers.to(self.proj_in.weight.dtype))
         if guess is not None:
-            if self.enter_guess is None:
-                raise ValueError("this denoiser was built without self-conditioning: it takes no guess")
-            entered = entered + self.enter_guess(guess.to(self.enter_guess.weight.dtype))
-        tokens = entered + self.places.to(entered.dtype)  # half precision under autocast, as all that follows
+            if self.proj_guess is None:
+                raise ValueError("this denoiser has no self-conditioning: call it without a guess")
+            embedded = embedded + self.proj_guess(guess.to(self.proj_guess.weight.dtype))
+        tokens = embedded + self.pos_embed.to(embedded.dtype)  # half precision under autocast, also in the blocks
         time = self.time(time_features(diffusion_time).to(tokens.dtype))
         modulation = rearrange(self.time_modulation(F.silu(time)), "b k (s w) -> b k s w", s=6)
-        entered = None
-        if self.enter_condition is not None and condition_kv is None:
-            entered = self.enter_condition(condition, keep_condition)
-        for number, block in enumerate(self.blocks):
-            tokens = block(
-                tokens, modulation, entered if condition_kv is None else condition_kv[number], identity_attention
-            )
-        shift, scale = (self.last_table.to(time.dtype) + time[:, :, None]).unbind(dim=2)
-        return self.leave(modulate(tokens, shift, scale)).to(noisy_registers.dtype)
+        context = None
+        if self.condition_embed is not None and condition_kv is None:
+            context = self.condition_embed(condition, keep_condition)
+        for layer, block in enumerate(self.blocks):
+            layer_context = context if condition_kv is None else condition_kv[layer]
+            tokens = block(tokens, modulation, layer_context, identity_attention)
+        shift, scale = (self.final_table.to(time.dtype) + time[:, :, None]).unbind(dim=2)
+        return self.proj_out(modulate(tokens, shift, scale)).to(noisy_registers.dtype)
 
     def cross_attention_kv(self, condition: Condition | None) -> Float[Tensor, "layers *context"]:
-        """What all layers look up in a condition, or in the null condition: more work than the registers are."""
-        assert self.enter_condition is not None
-        entered = self.enter_condition(condition, None)
-        crossings = [block.cross for block in self.blocks if isinstance(block, Block)]
-        return torch.stack([cross.keys_and_values(entered) for cross in crossings if cross is not None])
+        """Precompute the keys and values of a condition for all layers; they do not change between steps.
+
+        They cost more than the registers themselves, which are few. None is the null condition.
+        """
+        assert self.condition_embed is not None
+        context = self.condition_embed(condition, None)
+        cross_attentions = [block.cross for block in self.blocks if isinstance(block, Block)]
+        return torch.stack([cross.keys_and_values(context) for cross in cross_attentions if cross is not None])
 
     def init_weights(self, generator: torch.Generator) -> "RegisterDenoiser":
-        """Every block starts close to the identity, and the first prediction is the zero bank."""
+        """Initialise so that every block is close to the identity and the prediction is zero."""
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 nn.init.xavier_uniform_(module.weight, generator=generator)
@@ -121,48 +127,48 @@ class RegisterDenoiser(nn.Module):
         for name, parameter in self.named_parameters():
             if name.endswith("table"):
                 nn.init.normal_(parameter, std=self.config.width**-0.5, generator=generator)
-            elif name.endswith("places") or (name.startswith("time") and parameter.ndim == 2):
+            elif name.endswith("pos_embed") or (name.startswith("time") and parameter.ndim == 2):
                 nn.init.normal_(parameter, std=0.02, generator=generator)
-            elif name.endswith(("cross.out.weight", "leave.weight", "enter_guess.weight")):
+            elif name.endswith(("cross.out.weight", "proj_out.weight", "proj_guess.weight")):
                 nn.init.zeros_(parameter)
-            elif name.endswith("null"):  # as large as a register
+            elif name.endswith("null"):  # a register's entries have unit variance
                 nn.init.normal_(parameter, generator=generator)
         return self
 
 
-class ConditionEntry(nn.Module):
-    """Brings a condition, or the null condition in its place, to the denoiser's width."""
+class ConditionEmbedding(nn.Module):
+    """Project a condition, or the null condition, to the denoiser's width."""
 
     def __init__(self, config: RegisterDenoiserConfig) -> None:
         super().__init__()
         assert config.condition_width is not None
         self.null = nn.Parameter(torch.zeros(config.condition_length, config.condition_width))
-        self.places = nn.Parameter(torch.zeros(config.condition_length, config.width))
-        self.enter = nn.Sequential(
+        self.pos_embed = nn.Parameter(torch.zeros(config.condition_length, config.width))
+        self.proj_in = nn.Sequential(
             nn.Linear(config.condition_width, config.width),
             nn.GELU(approximate="tanh"),
             nn.Linear(config.width, config.width),
         )
 
     def forward(self, condition: Condition | None, keep: Bool[Tensor, "B"] | None) -> Float[Tensor, "_ C W"]:
-        null = self.null[None]  # shared by all samples
+        null = self.null[None]
         if condition is None:
             condition = null
         elif condition.shape[1:] != self.null.shape:
             raise ValueError(
-                f"a condition of shape {tuple(condition.shape[1:])}, expected {tuple(self.null.shape)}"
+                f"the condition has shape {tuple(condition.shape[1:])}, expected {tuple(self.null.shape)}"
             )
         elif keep is not None:
             condition = torch.where(keep[:, None, None], condition.to(null.dtype), null)
-        entered = self.enter(condition.to(null.dtype))
-        return entered + self.places.to(entered.dtype)
+        embedded = self.proj_in(condition.to(null.dtype))
+        return embedded + self.pos_embed.to(embedded.dtype)
 
 
 class Block(nn.Module):
     def __init__(self, config: RegisterDenoiserConfig) -> None:
         super().__init__()
         width = config.width
-        self.table = nn.Parameter(torch.zeros(6, width))  # what this layer adds to the shared modulation
+        self.table = nn.Parameter(torch.zeros(6, width))  # this layer's offset to the shared modulation
         self.attention = Attention(width, config.num_heads)
         self.cross = Attention(width, config.num_heads) if config.condition_width is not None else None
         self.mlp = nn.Sequential(
@@ -175,10 +181,10 @@ class Block(nn.Module):
         self,
         tokens: Tokens,
         modulation: Modulation,
-        context: Float[Tensor, "_ C W"] | Context | None,
+        context: Float[Tensor, "_ C W"] | KeysValues | None,
         identity_attention: Bool[Tensor, "B"] | None = None,
     ) -> Tokens:
-        """`context` is the condition at the denoiser's width, or already its keys and values."""
+        """Apply the block; `context` is the embedded condition, or its keys and values."""
         shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = (self.table.to(modulation.dtype) + modulation).unbind(
             dim=2
         )
@@ -186,8 +192,8 @@ class Block(nn.Module):
         tokens = tokens + gate * self.attention(normed, self.attention.keys_and_values(normed), identity_attention)
         if self.cross is not None:
             assert context is not None
-            known = self.cross.keys_and_values(context) if context.ndim == 3 else context
-            tokens = tokens + self.cross(tokens, known)
+            keys_values = self.cross.keys_and_values(context) if context.ndim == 3 else context
+            tokens = tokens + self.cross(tokens, keys_values)
         return tokens + mlp_gate * self.mlp(modulate(tokens, mlp_shift, mlp_scale))
 
 
@@ -199,15 +205,15 @@ class Attention(nn.Module):
         self.key_value = nn.Linear(width, 2 * width)
         self.out = nn.Linear(width, width)
 
-    def keys_and_values(self, context: Float[Tensor, "_ C W"]) -> Context:
+    def keys_and_values(self, context: Float[Tensor, "_ C W"]) -> KeysValues:
         return rearrange(self.key_value(context), "b c (s h p) -> s b h c p", s=2, h=self.num_heads)
 
     def forward(
-        self, tokens: Tokens, context: Context, identity_attention: Bool[Tensor, "B"] | None = None
+        self, tokens: Tokens, keys_values: KeysValues, identity_attention: Bool[Tensor, "B"] | None = None
     ) -> Tokens:
-        """In samples with `identity_attention` every token attends to itself only."""
-        key, value = context
-        # Samples that share a context are one long query.
+        """Attend to `keys_values`; under identity attention every token attends only to itself."""
+        key, value = keys_values
+        # Samples that share a context are joined into one long query.
         query = rearrange(self.query(tokens), "(s c) k (h p) -> c h (s k) p", c=len(key), h=self.num_heads)
         mixed = F.scaled_dot_product_attention(query, key, value)
         mixed = rearrange(mixed, "c h (s k) p -> (s c) k (h p)", k=tokens.shape[1])
@@ -217,12 +223,12 @@ class Attention(nn.Module):
 
 
 def modulate(tokens: Tokens, shift: Tokens, scale: Tokens) -> Tokens:
-    """Layer norm without weights of its own, shifted and scaled as the time says."""
+    """Layer norm without weights, then the shift and scale that depend on the time."""
     return F.layer_norm(tokens, tokens.shape[-1:], eps=_NORM_EPS) * (1 + scale) + shift
 
 
 def time_features(time: RegisterTime) -> Float[Tensor, "B K F"]:
-    """Sines and cosines of time x 1000 at geometric frequencies, as in DDPM."""
+    """Return sines and cosines of 1000 x time at geometric frequencies, as in DDPM."""
     half = _TIME_FEATURES // 2
     frequencies = torch.exp(-math.log(10_000) * torch.arange(half, device=time.device) / half)
     angles = 1000 * time[..., None].float() * frequencies

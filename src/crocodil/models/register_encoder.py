@@ -2,8 +2,8 @@
 
     [x_1, ..., x_n, end, s_2, ..., s_K]  ->  z_1 (read at `end`), z_2, ..., z_K
 
-The end token is always visible and carries the summary vector, as in Qwen3-Embedding (decision D11).
-Knows nothing of masks as tokens: what is hidden is told to it, and it cannot look there.
+The end token is always visible and carries the summary vector, as in Qwen3-Embedding (decision D11). Mask
+tokens are not part of its vocabulary: hidden positions are passed as a mask and blocked from attention.
 """
 
 import torch
@@ -11,7 +11,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor, nn
 from transformers import Qwen3Config, Qwen3Model
 
-from crocodil.processes.registers import normalise, places_across
+from crocodil.processes.registers import normalise, positions_across_text
 from crocodil.runtime.config import Layers, Length, Positive, TokenId, Width, config
 from crocodil.shapes import Positions, RegisterBank, TokenIds
 
@@ -27,12 +27,12 @@ class RegisterEncoderConfig:
     mlp_width: Width
     rope_theta: Positive = 1_000_000.0
     norm_eps: Positive = 1e-6
-    max_length: Length = 32_768  # what it was trained on; nothing depends on it
-    end_id: TokenId  # the token at whose place the summary is read
+    max_length: Length = 32_768  # of the training data; informative only
+    end_id: TokenId  # the summary is read at this token
     num_registers: Width = 128  # Sec. 5
-    register_width: Width = 1024  # Sec. 5; registers of another width than the backbone's are mapped
-    causal: bool = True  # as Qwen3 is; an encoder from nothing may look both ways (decision D26)
-    across_text: bool = False  # registers stand all over the text instead of behind it (decision D26)
+    register_width: Width = 1024  # Sec. 5; mapped if it differs from `width`
+    causal: bool = True  # as in Qwen3; an encoder trained from scratch may be bidirectional (D26)
+    across_text: bool = False  # register positions are spread over the text, not behind it (decision D26)
 
     def __post_init__(self) -> None:
         if not 0 <= self.end_id < self.vocab_size:
@@ -40,7 +40,7 @@ class RegisterEncoderConfig:
         if self.num_heads % self.num_kv_heads:
             raise ValueError(f"{self.num_kv_heads} key heads do not divide {self.num_heads} query heads")
         if self.head_width % 2:
-            raise ValueError(f"head_width {self.head_width} is odd: rotary positions turn pairs")
+            raise ValueError(f"head_width {self.head_width} is odd: rotary positions need an even width")
 
     def qwen(self) -> Qwen3Config:
         return Qwen3Config(
@@ -81,40 +81,40 @@ class RegisterEncoder(nn.Module):
         valid: Positions | None = None,
         hidden: Positions | None = None,
     ) -> RegisterBank:
-        """z_0 = h_phi(x): K registers of norm sqrt(D).
+        """Return z_0 = h_phi(x): K registers of norm sqrt(D).
 
-        `valid` marks the text in a right-padded batch, the whole by default. `hidden` positions are blocked
-        from attention, so that the registers depend on the visible tokens alone (App. E).
+        `valid` marks the text in a right-padded batch; by default everything is text. `hidden` positions are
+        blocked from attention, so that the registers depend only on the visible tokens (App. E).
         """
-        whole = valid is None and hidden is None
+        all_visible = valid is None and hidden is None
         if valid is None:
             valid = torch.ones_like(tokens, dtype=torch.bool)
         visible = valid if hidden is None else valid & ~hidden
-        # The mask id of another vocabulary may not exist in this one; nobody looks at these places.
+        # Hidden positions may hold ids outside this vocabulary; no other position attends to them.
         text = self.backbone.embed_tokens(tokens.masked_fill(~visible, self.config.end_id))
-        if torch.is_autocast_enabled(text.device.type):  # the residual stream in half precision too
+        if torch.is_autocast_enabled(text.device.type):  # keep the residual stream in half precision too
             text = text.to(torch.get_autocast_dtype(text.device.type))
         states = self.backbone(
             inputs_embeds=torch.cat([text, self._tail(text)], dim=1),
             position_ids=self._positions(valid),
-            # Where all is visible no mask is needed: faster. The dict keeps Qwen3 from making one of its own.
-            attention_mask={"full_attention": None if whole else self._attention_mask(visible)},
+            # Without a mask attention is faster. The dict keeps Qwen3 from building its own mask.
+            attention_mask={"full_attention": None if all_visible else self._attention_mask(visible)},
         ).last_hidden_state[:, -self.config.num_registers :]
         return normalise(states if self.register_map is None else self.register_map(states))
 
     def init_weights(self, generator: torch.Generator) -> "RegisterEncoder":
-        """Normal with std 1 / sqrt(inputs); what writes into the residual stream shrinks with depth."""
+        """Initialise: normal, std 1 / sqrt(inputs); layers that write to the residual stream shrink with depth."""
         for name, parameter in self.backbone.named_parameters():
             if parameter.ndim == 1:
                 nn.init.ones_(parameter)
                 continue
-            writes = name.endswith(("o_proj.weight", "down_proj.weight"))
-            shrink = 2 * self.config.num_layers if writes else 1
+            writes_to_residual = name.endswith(("o_proj.weight", "down_proj.weight"))
+            shrink = 2 * self.config.num_layers if writes_to_residual else 1
             nn.init.normal_(parameter, std=(parameter.shape[1] * shrink) ** -0.5, generator=generator)
         return self.init_registers(generator)
 
     def init_registers(self, generator: torch.Generator) -> "RegisterEncoder":
-        """What a loaded Qwen3 does not have: suffix registers, as large as token embeddings."""
+        """Initialise what Qwen3 lacks: suffix registers, as large as token embeddings."""
         token_std = self.backbone.embed_tokens.weight.float().std().item()
         nn.init.normal_(self.suffix, std=token_std, generator=generator)
         if self.register_map is not None:
@@ -122,22 +122,22 @@ class RegisterEncoder(nn.Module):
         return self
 
     def _tail(self, text: Tensor) -> Tensor:
-        """Embeddings of the end token and of the suffix registers."""
+        """Return the embeddings of the end token and the suffix registers."""
         end = self.backbone.embed_tokens.weight[self.config.end_id]
         tail = torch.cat([end[None], self.suffix.to(end.dtype)])
         return tail.to(text.dtype).expand(len(text), -1, -1)
 
     def _positions(self, valid: Positions) -> Int[Tensor, "B L"]:
-        """The tail stands behind the padding in memory; in position directly behind the text, or across it."""
+        """Return position ids. The tail is stored after the padding; its positions follow or span the text."""
         num_text, num_tail = valid.shape[1], self.config.num_registers
         if self.config.across_text:
-            tail = places_across(num_tail, valid.sum(dim=1))
+            tail = positions_across_text(num_tail, valid.sum(dim=1))
         else:
             tail = valid.sum(dim=1, keepdim=True) + torch.arange(num_tail, device=valid.device)
         return torch.cat([torch.arange(num_text, device=valid.device).expand(len(valid), -1), tail], dim=1)
 
     def _attention_mask(self, visible: Positions) -> Bool[Tensor, "B 1 _ L"]:
-        """Blind to what is not visible; if causal, each position sees itself, lest a row be empty."""
+        """Block hidden positions. If causal, every position sees itself, so that no row is empty."""
         tail = visible.new_ones(len(visible), self.config.num_registers)
         keys = torch.cat([visible, tail], dim=1)
         length = keys.shape[1]
@@ -149,7 +149,7 @@ class RegisterEncoder(nn.Module):
 
 
 class Rotary(nn.Module):
-    """Qwen3's rotary angles without the buffer that a cast of the model to half precision would round."""
+    """Qwen3's rotary angles, computed in float32: casting the model would round a buffer."""
 
     def __init__(self, config: RegisterEncoderConfig) -> None:
         super().__init__()

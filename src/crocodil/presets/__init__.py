@@ -1,1 +1,1 @@
-"""Complete runs as values: what the paper used, what we add to it, and what anyone can rebuild."""
+"""Presets: the corpora, networks and training runs of the paper, of the built-in model, and of our additions."""

@@ -1,4 +1,4 @@
-"""Corpora as recipes: what can be rebuilt anywhere, what the paper used, and your own material."""
+"""Recipes of corpora: one that can be rebuilt anywhere, the paper's, and your own files."""
 
 from pathlib import Path
 
@@ -13,19 +13,19 @@ MANIFEST = Path(manifests.__file__).parent / "python-wheels.txt"
 
 
 def python_wheels() -> Recipe:
-    """Permissively licensed Python from published wheels: what can be rebuilt wherever pip works."""
+    """Permissively licensed Python from published wheels; can be rebuilt wherever pip works."""
     return Recipe(source=Wheels(tuple(read_manifest(MANIFEST))), split_key="crocodil")
 
 
 def starcoder_python() -> Recipe:
-    """The paper's data: the Python subset of StarCoder's, from the hub; its authors chose the licences."""
+    """The paper's data: the Python subset of StarCoder's data from the hub; its authors selected the licences."""
     return Recipe(source=HubDataset(), permissive_only=False, package_cap_chars=1_000_000)
 
 
 def own_python(path: Path) -> Recipe:
-    """Your own programs: a folder, an archive, or tables with a text column. Nothing asks for a licence."""
+    """Your own programs: a folder, an archive, or tables with a text column. Licences are not checked."""
     return Recipe(
-        source=_own(path, (".py",)),
+        source=_files_or_rows(path, (".py",)),
         permissive_only=False,
         hold_out_families=False,
         valid_share=0.05,
@@ -34,9 +34,9 @@ def own_python(path: Path) -> Recipe:
 
 
 def own_text(path: Path) -> Recipe:
-    """Your own texts of any kind: only what fits any text is filtered."""
+    """Your own texts of any kind; only filters that fit any text are applied."""
     return Recipe(
-        source=_own(path, (".txt", ".md", ".rst")),
+        source=_files_or_rows(path, (".txt", ".md", ".rst")),
         filters=FOR_TEXT,
         cut=paragraphs,
         strip_notice=False,
@@ -47,10 +47,12 @@ def own_text(path: Path) -> Recipe:
     )
 
 
-def _own(path: Path, suffixes: tuple[str, ...]) -> Source:
+def _files_or_rows(path: Path, suffixes: tuple[str, ...]) -> Source:
     names = sorted(file.name for file in path.rglob("*") if not file.is_dir()) if path.is_dir() else [path.name]
     table = next((name for name in names if name.endswith(TABLES)), None)
     file = next((name for name in names if name.endswith(suffixes)), None)
     if table and file:
-        raise ValueError(f"{path} holds tables ({table}) and single files ({file}): choose a folder of one kind")
+        raise ValueError(
+            f"{path} holds both tables ({table}) and text files ({file}): use a folder with one kind only"
+        )
     return Rows(path) if table else Files(path, suffixes)

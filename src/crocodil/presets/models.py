@@ -27,7 +27,7 @@ def paper_demasker() -> DemaskerConfig:
 
 
 def paper_encoder() -> RegisterEncoderConfig:
-    """Sec. 5: Qwen3-Embedding-0.6B with 127 suffix registers behind its summary vector."""
+    """Sec. 5: Qwen3-Embedding-0.6B with 127 suffix registers after its summary vector."""
     return RegisterEncoderConfig(
         vocab_size=151_669,
         width=1024,

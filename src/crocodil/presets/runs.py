@@ -1,4 +1,4 @@
-"""Complete training runs as values, for the vocabulary of a given corpus."""
+"""Presets: complete training runs for the vocabulary of a given corpus, and the paper's ablations of them."""
 
 import json
 from collections.abc import Callable, Iterable
@@ -20,18 +20,22 @@ from crocodil.objectives import DemaskerObjective, PriorObjective
 from crocodil.presets.models import llada_8b, paper_encoder
 from crocodil.training.adapting import LoRA
 from crocodil.training.loop import LoopConfig
-from crocodil.training.run import Pretrained, Run
+from crocodil.training.run_config import Pretrained, Run
 
-# Algorithms 1, 4 and 5 as they are printed, and nothing beside.
-PAPERS_GUIDED = DemaskerObjective(empty_prefix_rate=0.0, given_rate=0.0)
-PAPERS_PRIOR = PriorObjective(condition_drop_rate=0.0, given_rate=0.0)
-PAPERS_WARMUP = 4000  # App. C: steps of the encoder alone
+# Algorithms 1, 4 and 5 as printed, without our additions.
+PAPER_GUIDED_OBJECTIVE = DemaskerObjective(empty_prefix_rate=0.0, given_rate=0.0)
+PAPER_PRIOR_OBJECTIVE = PriorObjective(condition_drop_rate=0.0, given_rate=0.0)
+PAPER_WARMUP_STEPS = 4000  # App. C: the encoder is trained alone
+PAPER_NUM_PROGRAMS = 12_000_000  # Sec. 5
 
-LOOPS = ("base_loop", "guided_loop", "prior_loop", "conditional_loop")
+_LOOPS = ("base_loop", "guided_loop", "prior_loop", "conditional_loop")
+
+
+# ---------------------------------------------------------------- from scratch
 
 
 def tiny(corpus: Corpus) -> Run:
-    """Every stage on a CPU in about two minutes: the real classes, too small to be of use."""
+    """All stages on a CPU in about a minute, with the real classes. The model is too small to be useful."""
     loop = LoopConfig(
         num_steps=120, batch_size=16, learning_rate=4e-3, warmup_steps=10, evaluate_every=60, save_every=40,
         average_decay=0.95,
@@ -42,7 +46,7 @@ def tiny(corpus: Corpus) -> Run:
         demasker=_demasker(corpus, width=64, num_layers=2, num_heads=4, num_registers=8, register_width=32),
         encoder=_encoder(corpus, width=64, num_layers=2, num_heads=4, num_registers=8, register_width=32),
         prior=prior,
-        conditional=_on_condition(prior, num_registers=8),
+        conditional=_conditional(prior, num_registers=8),
         base_loop=loop,
         guided_loop=loop,
         prior_loop=loop,
@@ -52,10 +56,10 @@ def tiny(corpus: Corpus) -> Run:
 
 
 def small(corpus: Corpus) -> Run:
-    """The built-in model, minutes a stage on a GPU: 64 registers, 8 of them modelled, canvases of 256 and 512.
+    """The built-in model, minutes per stage on a GPU: 64 registers, priors over 8, canvases of 256 and 512 tokens.
 
-    One denoiser is both priors: it draws given a bare canvas, which tells it the length, or given text. So stage
-    prior is left out. docs/research-log.md says how the numbers were found.
+    One denoiser is both priors: it draws registers given a bare canvas, which encodes the length, or given text.
+    So stage prior is not needed. docs/research-log.md describes how these numbers were chosen.
     """
     loop = LoopConfig(
         num_steps=6000, batch_size=256, learning_rate=3e-3, optimiser="muon", warmup_steps=150, decay_share=0.3,
@@ -72,7 +76,7 @@ def small(corpus: Corpus) -> Run:
         demasker=replace(demasker, across_text=True),
         encoder=replace(encoder, across_text=True, causal=False),
         prior=prior,
-        conditional=_on_condition(prior, num_registers=64),
+        conditional=_conditional(prior, num_registers=64),
         base_loop=loop,
         guided_loop=loop,
         prior_loop=prior_loop,
@@ -85,13 +89,15 @@ def small(corpus: Corpus) -> Run:
     )
 
 
+# ---------------------------------------------------------------- from pretrained networks
+
+
 def paper(corpus: Corpus, pretrained: Pretrained) -> Run:
     """Sec. 5, App. C and E: LLaDA-8B and Qwen3-Embedding-0.6B, 128 registers of width 1024, 28-layer denoisers.
 
-    Programs of up to 4096 tokens, priors over all registers, and nothing that the paper does not have: what we add
-    is in `paper_plus`. Shapes follow the folders that are given; without folders they are the paper's own, for an
-    estimate. The paper says nothing of the priors' schedule, of warm-up of the learning rate, averaging and
-    clipping: these are ours.
+    Programs of up to 4096 tokens, priors over all registers; our additions are in `paper_plus`. Shapes are those
+    of the given folders, or the paper's if there are none (for an estimate). The paper does not state the priors'
+    schedule, the warm-up of the learning rate, averaging and clipping: these are our choices.
     """
     backbone, encoder = _pretrained_shapes(pretrained)
     length, epochs, batch_size = 4096, 3, 512
@@ -112,22 +118,22 @@ def paper(corpus: Corpus, pretrained: Pretrained) -> Run:
         ),
         encoder=encoder,
         prior=prior,
-        conditional=_on_condition(prior, num_registers=encoder.num_registers),
+        conditional=_conditional(prior, num_registers=encoder.num_registers),
         base_loop=loop,
         guided_loop=loop,
         prior_loop=prior_loop,
         conditional_loop=prior_loop,
-        guided_objective=PAPERS_GUIDED,
-        prior_objective=PAPERS_PRIOR,
+        guided_objective=PAPER_GUIDED_OBJECTIVE,
+        prior_objective=PAPER_PRIOR_OBJECTIVE,
         pretrained=pretrained,
     )
 
 
 def paper_plus(corpus: Corpus, pretrained: Pretrained) -> Run:
-    """The paper's run with what we add: it also decodes without registers, and with something given.
+    """The paper's run with our additions: the model also decodes without registers, and with a prompt.
 
-    An empty prefix in a tenth of the samples (D14), a given prefix or suffix in a tenth and, for the priors, in a
-    quarter (D24), the null condition in a tenth (D15), and priors over the first 8 registers (D19).
+    A tenth of the samples have an empty prefix (D14), a tenth a given prefix or suffix, for the priors a quarter
+    (D24), and a tenth the null condition (D15). The priors model the first 8 registers (D19).
     """
     run = paper(corpus, pretrained)
     prior = replace(run.prior, num_registers=8)
@@ -136,14 +142,14 @@ def paper_plus(corpus: Corpus, pretrained: Pretrained) -> Run:
         guided_objective=DemaskerObjective(empty_prefix_rate=0.1, given_rate=0.1),
         prior_objective=PriorObjective(condition_drop_rate=0.1, given_rate=0.25),
         prior=prior,
-        conditional=_on_condition(prior, num_registers=run.encoder.num_registers),
+        conditional=_conditional(prior, num_registers=run.encoder.num_registers),
     )
 
 
 def paper_one_gpu(corpus: Corpus, pretrained: Pretrained) -> Run:
     """The paper's objectives on one GPU of 80 GB: programs of up to 512 tokens, and LoRA.
 
-    LLaDA rests in half precision and learns through adapters of rank 64, at a higher learning rate.
+    LLaDA is frozen in bfloat16; adapters of rank 64 are trained at a higher learning rate.
     """
     run = paper(corpus, pretrained)
     length = 512
@@ -154,47 +160,51 @@ def paper_one_gpu(corpus: Corpus, pretrained: Pretrained) -> Run:
     )
 
 
-FRESH = {"tiny": tiny, "small": small}
-ADAPTED = {"paper": paper, "paper-plus": paper_plus, "paper-one-gpu": paper_one_gpu}
+# ---------------------------------------------------------------- presets by name
+
+FROM_SCRATCH = {"tiny": tiny, "small": small}
+FROM_PRETRAINED = {"paper": paper, "paper-plus": paper_plus, "paper-one-gpu": paper_one_gpu}
 
 
 def preset(name: str, corpus: Corpus, pretrained: Pretrained) -> Run:
-    """A run by its name, for this corpus and, where it adapts public checkpoints, these folders."""
-    if name in ADAPTED:
-        return ADAPTED[name](corpus, pretrained)
-    if name not in FRESH:
-        raise ValueError(f"no preset {name!r}: take one of {', '.join([*FRESH, *ADAPTED])}")
+    """Return the preset with this name for a corpus and, if it starts from public checkpoints, their folders."""
+    if name in FROM_PRETRAINED:
+        return FROM_PRETRAINED[name](corpus, pretrained)
+    if name not in FROM_SCRATCH:
+        raise ValueError(f"no preset {name!r}: choose one of {', '.join([*FROM_SCRATCH, *FROM_PRETRAINED])}")
     if pretrained != Pretrained():
-        raise ValueError(f"preset {name} starts fresh: folders of LLaDA and Qwen are for {', '.join(ADAPTED)}")
-    return FRESH[name](corpus)
+        others = ", ".join(FROM_PRETRAINED)
+        raise ValueError(f"preset {name} trains from scratch: --llada and --qwen are for {others}")
+    return FROM_SCRATCH[name](corpus)
 
 
 # ---------------------------------------------------------------- ablations
 
 
 def as_printed(run: Run) -> Run:
-    """The method as the paper prints it, nothing of ours, at the sizes, lengths, steps and rates of the run.
+    """The paper's method as printed, without our additions, with the sizes, lengths, steps and rates of the run.
 
-    Registers stand before the text and shift it, the encoder is causal and does not begin as the base, all prefix
-    lengths are as likely, the priors model all registers and see no guess of their own, AdamW trains everything.
+    Registers come before the text and shift it, the encoder is causal and not initialised from the base, all
+    prefix lengths are equally likely, the priors model all registers without self-conditioning, and AdamW is the
+    optimiser.
     """
     prior = replace(run.prior, num_registers=run.encoder.num_registers, self_conditioned=False)
-    warmup = PAPERS_WARMUP if run.guided_loop.num_steps > PAPERS_WARMUP else run.encoder_warmup_steps
+    warmup = PAPER_WARMUP_STEPS if run.guided_loop.num_steps > PAPER_WARMUP_STEPS else run.encoder_warmup_steps
     return replace(
         literal_positions(run),
         encoder=replace(run.encoder, across_text=False, causal=True),
         prior=prior,
-        conditional=_on_condition(prior, num_registers=run.encoder.num_registers),
-        guided_objective=PAPERS_GUIDED,
-        prior_objective=PAPERS_PRIOR,
+        conditional=_conditional(prior, num_registers=run.encoder.num_registers),
+        guided_objective=PAPER_GUIDED_OBJECTIVE,
+        prior_objective=PAPER_PRIOR_OBJECTIVE,
         encoder_warmup_steps=warmup,
         encoder_begins_as_base=False,
-        **{name: replace(getattr(run, name), optimiser="adamw") for name in LOOPS},
+        **{name: replace(getattr(run, name), optimiser="adamw") for name in _LOOPS},
     )
 
 
 def before_text(run: Run) -> Run:
-    """Registers stand before the text for the demasker and behind it for the encoder (App. C); D26 undone."""
+    """Registers come before the text in the demasker and after it in the encoder (App. C), not as in D26."""
     return replace(
         run,
         demasker=replace(run.demasker, across_text=False),
@@ -203,7 +213,7 @@ def before_text(run: Run) -> Run:
 
 
 def literal_positions(run: Run) -> Run:
-    """The prefix shifts the text, as App. C prints it (decision D16); so registers stand before it."""
+    """The registers come before the text and shift its positions, as printed in App. C (decision D16)."""
     run = before_text(run)
     return replace(run, demasker=replace(run.demasker, literal_positions=True))
 
@@ -212,7 +222,7 @@ def _guided(**fields: Any) -> Callable[[Run], Run]:
     return lambda run: replace(run, guided_objective=replace(run.guided_objective, **fields))
 
 
-# The ablations that the paper names, each as a change of any run.
+# The paper's ablations, each as a change to any run.
 ABLATIONS: dict[str, Callable[[Run], Run]] = {
     "without register noise": _guided(register_cosine=1.0),  # Fig. 7
     "without nested dropout": _guided(nested_dropout=False),  # App. C
@@ -225,13 +235,100 @@ ABLATIONS: dict[str, Callable[[Run], Run]] = {
 }
 
 
+# ---------------------------------------------------------------- changes of single fields (--set)
+
+
+def with_changes(run: Run, changes: Iterable[str]) -> Run:
+    """Return the run with these fields changed; each change is NAME=VALUE, where VALUE is JSON or plain text.
+
+    All changes are made at once, so that fields which must agree can be changed together.
+    """
+    tree: dict[str, Any] = {}
+    for change in changes:
+        name, equals, text = change.partition("=")
+        if not equals:
+            raise ValueError(f"a change must be NAME=VALUE, not {change!r}")
+        _add_change(tree, run, name, _parse(name, text))
+    return _replace_fields(run, tree)
+
+
+def _add_change(tree: dict[str, Any], config: Any, name: str, value: Any) -> None:
+    """Add a change to a tree of changes, which has the structure of the configs."""
+    *path, last = name.split(".")
+    for part in path:
+        _check_field(config, name, part)
+        config, tree = getattr(config, part), tree.setdefault(part, {})
+    _check_field(config, name, last)
+    if is_dataclass(old := getattr(config, last)):
+        raise ValueError(f"{name} is a group of fields: set one of {', '.join(f.name for f in fields(old))}")
+    # JSON has no tuples.
+    tree[last] = tuple(value) if isinstance(old, tuple) and isinstance(value, list) else value
+
+
+def _check_field(config: Any, name: str, part: str) -> None:
+    known = [field.name for field in fields(config)] if is_dataclass(config) else []
+    if part not in known:
+        raise ValueError(f"no field {name!r}: instead of {part!r} there are {', '.join(known) or 'no fields'}")
+
+
+def _replace_fields(config: Any, tree: Any) -> Any:
+    """Replace all changed fields of a config at once, so that it is validated once, with all changes."""
+    if not is_dataclass(config) or isinstance(config, type):
+        return tree
+    return replace(config, **{name: _replace_fields(getattr(config, name), value) for name, value in tree.items()})
+
+
+def _parse(name: str, text: str) -> Any:
+    """Parse JSON; text that is not JSON stands for itself."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError(f"{name}: the value is nested too deeply") from None
+    except ValueError:
+        return text
+
+
+# ---------------------------------------------------------------- an assumed corpus, for estimates
+
+_BUILTIN_VOCABULARY = 8192
+
+
+class AssumedCorpus(Corpus):
+    """A corpus without programs: it has what a preset needs for an estimate, and cannot be trained on."""
+
+    def __init__(self, *, vocab_size: int, special: dict[str, int], num_programs: int) -> None:
+        description: Any = {"tokenizer": {"vocab_size": vocab_size, "special": special}}
+        self.directory, self.description, self.num_programs = Path("assumed corpus"), description, num_programs
+
+    def programs(self, split: str, *, length: int) -> Programs:
+        """Return a view of `num_programs` empty programs, which takes no memory."""
+        view = Programs([], length, bos=0, eos=0)
+        view.index = np.broadcast_to(np.zeros((), dtype=PROGRAM), (self.num_programs,))
+        return view
+
+
+def assumed_corpus(preset: str) -> tuple[AssumedCorpus, str]:
+    """Return a corpus for an estimate of a preset, and what it assumes, in words."""
+    if preset not in FROM_PRETRAINED:
+        special = {"mask": 0, "bos": 1, "eos": 2, "pad": 3}
+        corpus = AssumedCorpus(vocab_size=_BUILTIN_VOCABULARY, special=special, num_programs=PAPER_NUM_PROGRAMS)
+        return corpus, f"the built-in model's vocabulary of {_BUILTIN_VOCABULARY:,}"
+    shape = llada_8b()
+    special = {"mask": shape.mask_id, "bos": shape.eos_id, "eos": shape.eos_id, "pad": shape.pad_id}
+    corpus = AssumedCorpus(vocab_size=shape.vocab_size, special=special, num_programs=PAPER_NUM_PROGRAMS)
+    return corpus, f"{PAPER_NUM_PROGRAMS:,} programs, as in the paper"
+
+
+# ---------------------------------------------------------------- network shapes
+
+
 def _demasker(
     corpus: Corpus, *, width: int, num_layers: int, num_heads: int, num_registers: int, register_width: int
 ) -> DemaskerConfig:
     vocabulary = corpus.description["tokenizer"]
     special = vocabulary["special"]
     if special["mask"] is None:
-        raise ValueError("the corpus was tokenized without a mask token: a demasker cannot be trained on it")
+        raise ValueError("the tokenizer of the corpus has no mask token: a demasker cannot be trained on it")
     backbone = LLaDAConfig(
         vocab_size=vocabulary["vocab_size"],
         width=width,
@@ -278,88 +375,11 @@ def _pretrained_shapes(pretrained: Pretrained) -> tuple[LLaDAConfig, RegisterEnc
     return backbone, encoder
 
 
-def _on_condition(prior: RegisterDenoiserConfig, *, num_registers: int) -> RegisterDenoiserConfig:
-    """The same denoiser with cross-attention to all registers of the visible text."""
+def _conditional(prior: RegisterDenoiserConfig, *, num_registers: int) -> RegisterDenoiserConfig:
+    """Return the same denoiser with cross-attention to all registers of the visible text."""
     return replace(prior, condition_width=prior.register_width, condition_length=num_registers)
 
 
 def _gated_width(width: int) -> int:
-    """A gated MLP with as many parameters as a plain one of four times the width, in multiples of 64."""
+    """Return the width of a gated MLP with as many parameters as a plain one of 4 x width, in multiples of 64."""
     return -(-8 * width // 3 // 64) * 64
-
-
-PAPERS_PROGRAMS = 12_000_000  # Sec. 5
-_BUILTIN_VOCABULARY = 8192
-
-
-class AssumedCorpus(Corpus):
-    """Stands in for a corpus where a preset is made for an estimate; there is nothing to train on."""
-
-    def __init__(self, *, vocab_size: int, special: dict[str, int], num_programs: int) -> None:
-        description: Any = {"tokenizer": {"vocab_size": vocab_size, "special": special}}
-        self.directory, self.description, self.num_programs = Path("assumed corpus"), description, num_programs
-
-    def programs(self, split: str, *, length: int) -> Programs:
-        """As many empty ones; they take no memory."""
-        view = Programs([], length, bos=0, eos=0)
-        view.index = np.broadcast_to(np.zeros((), dtype=PROGRAM), (self.num_programs,))
-        return view
-
-
-def assumed_corpus(preset: str) -> tuple[AssumedCorpus, str]:
-    """For a preset, and what was assumed in a sentence."""
-    if preset not in ADAPTED:
-        special = {"mask": 0, "bos": 1, "eos": 2, "pad": 3}
-        corpus = AssumedCorpus(vocab_size=_BUILTIN_VOCABULARY, special=special, num_programs=PAPERS_PROGRAMS)
-        return corpus, f"the built-in model's vocabulary of {_BUILTIN_VOCABULARY:,}"
-    shape = llada_8b()
-    special = {"mask": shape.mask_id, "bos": shape.eos_id, "eos": shape.eos_id, "pad": shape.pad_id}
-    corpus = AssumedCorpus(vocab_size=shape.vocab_size, special=special, num_programs=PAPERS_PROGRAMS)
-    return corpus, f"{PAPERS_PROGRAMS:,} programs, as many as the paper's"
-
-
-def changed(run: Run, changes: Iterable[str]) -> Run:
-    """The run with these fields set, all at once; each change is NAME=VALUE with a JSON value."""
-    wanted: dict[str, Any] = {}
-    for change in changes:
-        name, equals, text = change.partition("=")
-        if not equals:
-            raise ValueError(f"a change is NAME=VALUE, not {change!r}")
-        _plan(wanted, run, name, _read(name, text))
-    return _with(run, wanted)
-
-
-def _plan(wanted: dict[str, Any], config: Any, name: str, value: Any) -> None:
-    """Put a change into a tree of changes, which has the shape of the configs."""
-    *path, last = name.split(".")
-    for first in path:
-        _check_known(config, name, first)
-        config, wanted = getattr(config, first), wanted.setdefault(first, {})
-    _check_known(config, name, last)
-    if is_dataclass(old := getattr(config, last)):
-        raise ValueError(f"{name} has fields of its own: set one of {', '.join(f.name for f in fields(old))}")
-    # JSON has lists only.
-    wanted[last] = tuple(value) if isinstance(old, tuple) and isinstance(value, list) else value
-
-
-def _check_known(config: Any, name: str, field: str) -> None:
-    known = [one.name for one in fields(config)] if is_dataclass(config) else []
-    if field not in known:
-        raise ValueError(f"no field {name!r}: at {field!r} there are {', '.join(known) or 'no fields'}")
-
-
-def _with(config: Any, wanted: Any) -> Any:
-    """Each config is made once, so that changes that only fit together are not looked at one by one."""
-    if not is_dataclass(config) or isinstance(config, type):
-        return wanted
-    return replace(config, **{name: _with(getattr(config, name), value) for name, value in wanted.items()})
-
-
-def _read(name: str, text: str) -> Any:
-    """JSON, or else the text itself."""
-    try:
-        return json.loads(text)
-    except RecursionError:
-        raise ValueError(f"{name}: the value is nested too deeply") from None
-    except ValueError:
-        return text

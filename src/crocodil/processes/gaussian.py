@@ -1,7 +1,7 @@
 """Gaussian diffusion over registers: cosine schedule, forward noise, block offsets, DDIM (App. E).
 
-Pure tensor mathematics. The denoiser is a function that predicts the clean bank (x0-prediction); every
-register has a diffusion time of its own, 0 clean and 1 noise, so that block offsets need no special case.
+Pure tensor mathematics. The denoiser is a function that predicts the clean bank (x0-prediction). Every register
+has its own diffusion time, 0 clean and 1 noise, so block offsets need no special case.
 """
 
 import math
@@ -38,8 +38,8 @@ SCHEDULE_SHIFT = 0.008  # Nichol and Dhariwal (2021), "Improved DDPM", Sec. 3.2
 def signal_and_noise_level(time: RegisterTime) -> tuple[RegisterTime, RegisterTime]:
     """The cosine schedule: z_s = signal z_0 + noise e, with signal^2 + noise^2 = 1.
 
-    signal = cos(a) / cos(a_0) with an angle `a` that grows linearly in time from a_0 to pi/2. The noise
-    level is written as a product, since 1 - signal^2 loses all digits near time 0.
+    signal = cos(a) / cos(a_0), where the angle `a` grows linearly in time from a_0 to pi/2. The noise level is
+    computed as a product, because 1 - signal^2 loses all digits near time 0.
     """
     quarter = math.pi / 2
     first = quarter * SCHEDULE_SHIFT / (1 + SCHEDULE_SHIFT)
@@ -51,41 +51,41 @@ def signal_and_noise_level(time: RegisterTime) -> tuple[RegisterTime, RegisterTi
 
 
 def add_noise(registers: RegisterBank, time: RegisterTime, noise: RegisterBank) -> RegisterBank:
-    """Forward(z_0, s): draw z_s ~ q(z_s | z_0), given the standard normal `noise`."""
+    """Forward(z_0, s): return z_s ~ q(z_s | z_0) for the standard normal `noise`."""
     signal_level, noise_level = signal_and_noise_level(time)
     return signal_level[..., None] * registers + noise_level[..., None] * noise
 
 
 def block_offsets(block: Int[Tensor, "K"], *, largest: float) -> Offsets:
-    """Delta_b, linear in each register's `block` index from 0 up to `largest` (App. E, decision D4)."""
+    """Return Delta_b, linear in each register's `block` index, from 0 to `largest` (App. E, decision D4)."""
     return largest * block / block[-1:].clamp(min=1)
 
 
 def effective_time(base_time: PerSample, offsets: Offsets, *, shift: float = 1.0) -> RegisterTime:
-    """t^(b) = clip(t + Delta_b): later blocks are always the noisier ones (App. E)."""
+    """Return t^(b) = clip(t + Delta_b): later blocks are noisier (App. E)."""
     return shifted_time((base_time[:, None] + offsets).clamp(0, 1), shift=shift)
 
 
 def shifted_time(time: RegisterTime, *, shift: float) -> RegisterTime:
-    """From t to a t / (1 + (a - 1) t), which has the same ends: above 1 more times are noisy, below 1 fewer.
+    """Return a t / (1 + (a - 1) t): with a shift a above 1 more times are noisy, below 1 fewer.
 
-    The shift of Esser et al. (2024, arXiv:2403.03206), there for larger images.
+    The timestep shift of Esser et al. (2024, arXiv:2403.03206), used there for larger images. 0 and 1 stay.
     """
     if not shift > 0:
-        raise ValueError(f"time_shift is 1 (none) or another positive number, not {shift}")
+        raise ValueError(f"time_shift must be positive (1: no shift), not {shift}")
     return time if shift == 1 else shift * time / (1 + (shift - 1) * time)
 
 
 def sample_base_time(offsets: Offsets, *, streams: Streams) -> PerSample:
-    """Uniform over [-largest offset, 1], so that every block sees the whole range (decision D4)."""
+    """Sample base times uniformly from [-largest offset, 1]; every block then covers [0, 1] (decision D4)."""
     start = -offsets.max()
     return start + (1 - start) * streams.uniform()
 
 
 def ddim_times(num_steps: int, offsets: Offsets) -> list[float]:
-    """Base times of `num_steps` even steps from pure noise until the last block is clean."""
+    """Return the base times of `num_steps` even steps, from pure noise until the last block is clean."""
     if num_steps < 1:
-        raise ValueError(f"DDIM takes at least one step, not {num_steps}")
+        raise ValueError(f"DDIM needs at least one step, not {num_steps}")
     end = -float(offsets.max())
     return [1 + (end - 1) * step / num_steps for step in range(num_steps)] + [end]
 
@@ -159,10 +159,10 @@ def ddim_step(
     eta: float = 0.0,
     fresh: RegisterBank | None = None,
 ) -> RegisterBank:
-    """From z_t and the predicted z_0 to z_s.
+    """Step from z_t and the predicted z_0 to z_s.
 
-    A register whose time does not move is held (decision D4): one that is clean has noise level 0, and
-    dividing by it gives NaN.
+    A register whose time does not change stays as it is (decision D4): a clean register has noise level 0, and
+    division by it would give NaN.
     """
     moves = (next_time < time)[..., None]
     signal, noise = (level[..., None] for level in signal_and_noise_level(time))

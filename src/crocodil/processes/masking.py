@@ -1,7 +1,7 @@
 """Masked diffusion: the forward process, its loss, and the reverse step (Sec. 3, Eqs. 1-5).
 
-Pure tensor mathematics; networks and registers are not known here. Throughout, `mask_prob` is the paper's
-1 - alpha_t: 0 is clean, 1 is fully masked.
+Pure tensor mathematics, without networks or registers. `mask_prob` is the paper's 1 - alpha_t: 0 is clean, 1 is
+fully masked.
 """
 
 from typing import NamedTuple
@@ -38,9 +38,9 @@ def mask_tokens(
     streams: Streams,
     given: Positions | None = None,
 ) -> Masked:
-    """Sample x_t ~ q(x_t | x_0), Eqs. 1-2: hide each token on its own with probability `mask_prob`.
+    """Sample x_t ~ q(x_t | x_0), Eqs. 1-2: hide each token independently with probability `mask_prob`.
 
-    What is `given` is never hidden: a prompt is a sequence that is partly seen (decision D24).
+    `given` positions, such as a prompt, are never hidden (decision D24).
     """
     hidden = streams.uniform(tokens.shape[1]) < mask_prob[:, None]
     if given is not None:
@@ -49,15 +49,15 @@ def mask_tokens(
 
 
 def bare_canvas(tokens: TokenIds, *, mask_id: int) -> Masked:
-    """What generation starts from: the beginning that all samples share, and nothing behind it; one row."""
+    """Return the canvas that generation starts from, as one row: the BOS token, then only masks."""
     hidden = torch.arange(tokens.shape[1], device=tokens.device)[None] > 0
     return Masked(tokens[:1].masked_fill(hidden, mask_id), hidden)
 
 
 def sample_given(num_tokens: int, rate: float, *, streams: Streams) -> Positions:
-    """What is given of each sample: nothing, or at `rate` a prefix, a suffix, or both (decision D24).
+    """Sample the given positions: none, or with probability `rate` a prefix, a suffix or both (decision D24).
 
-    Where both ends are given, what is left is an infilling. Ends are uniform over all places.
+    If both are given, the task is infilling. The two borders are uniform over all positions.
     """
     first, last = (streams.at(end).uniform() * num_tokens for end in ("first", "last"))
     start, stop = torch.minimum(first, last)[:, None], torch.maximum(first, last)[:, None]
@@ -68,13 +68,13 @@ def sample_given(num_tokens: int, rate: float, *, streams: Streams) -> Positions
     return chosen & (streams.at("given").uniform()[:, None] < rate)
 
 
-def stratified_times(places: Int[Tensor, "B"], *, batch_size: int, shift: float) -> PerSample:
-    """Times that cover [0, 1] evenly within a batch: the sample at each place has a slice of its own.
+def stratified_times(index: Int[Tensor, "B"], *, batch_size: int, shift: float) -> PerSample:
+    """Return times that cover [0, 1] evenly within a batch; `index` is the position of a sample in the batch.
 
-    With a `shift` that is uniform from batch to batch, each time is uniform, and the loss of a batch varies less
+    If `shift` is uniform over batches, each time is uniform, and the loss varies less between batches
     (Kingma et al., 2021, "Variational diffusion models").
     """
-    return ((places / batch_size + shift) % 1).float()
+    return ((index / batch_size + shift) % 1).float()
 
 
 def reverse_step(
@@ -88,11 +88,11 @@ def reverse_step(
 ) -> TokenIds:
     """Sample x_s ~ q(x_s | x_t, x_0), Eq. 3; with a predicted `clean` sequence it is Eq. 4.
 
-    Visible tokens stay; a hidden one shows with probability (alpha_s - alpha_t) / (1 - alpha_t).
+    Visible tokens stay; a hidden token is revealed with probability (alpha_s - alpha_t) / (1 - alpha_t).
     """
     reveal_prob = 1 - next_mask_prob / mask_prob
-    shown = streams.uniform(noisy_tokens.shape[1]) < reveal_prob[:, None]
-    return torch.where((noisy_tokens == mask_id) & shown, clean, noisy_tokens)
+    revealed = streams.uniform(noisy_tokens.shape[1]) < reveal_prob[:, None]
+    return torch.where((noisy_tokens == mask_id) & revealed, clean, noisy_tokens)
 
 
 def demasking_loss(
@@ -100,7 +100,7 @@ def demasking_loss(
 ) -> Float[Tensor, ""]:
     """Eq. 5: cross-entropy at the hidden positions, weighted by 1 / mask_prob (decision D1).
 
-    `row_logits` are the demasker's at `hidden`, in the order of `tokens[hidden]`.
+    `row_logits` are the demasker's logits at `hidden`, in the order of `tokens[hidden]`.
     """
     losses = F.cross_entropy(row_logits.float(), tokens[hidden], reduction="none")
     weights = (1 / mask_prob)[:, None].expand_as(tokens)[hidden]

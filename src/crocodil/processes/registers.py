@@ -1,6 +1,6 @@
-"""The register bank as geometry: its sphere, its noise, its nested order (App. C and D).
+"""Operations on register banks: normalisation, noise, blocks and prefixes, interpolation (App. C and D).
 
-Pure tensor mathematics. Knows neither the encoder that fills a bank nor the demasker that reads it.
+Pure tensor mathematics, without networks.
 """
 
 import math
@@ -15,73 +15,72 @@ from crocodil.shapes import PrefixLength, RegisterBank
 
 
 def normalise(registers: RegisterBank) -> RegisterBank:
-    """Bring every register to norm sqrt(D): z <- sqrt(d) z / |z|, App. C."""
+    """Scale every register to norm sqrt(D): z <- sqrt(d) z / |z|, App. C."""
     return F.normalize(registers.float(), dim=-1).to(registers.dtype) * math.sqrt(registers.shape[-1])
 
 
 def noise_std_for_cosine(cosine: float) -> float:
-    """Noise level at which cos(z, z + e) is `cosine` on average (Alg. 1, line 5).
+    """Return the noise level at which cos(z, z + e) is `cosine` on average (Alg. 1, line 5).
 
     With |z|^2 = D and |e|^2 ~ std^2 D, and e nearly orthogonal to z in high dimension,
     cos = 1 / sqrt(1 + std^2). The paper's 0.8 gives std = 0.75; 1 gives no noise.
     """
     if not 0 < cosine <= 1:
-        raise ValueError(f"a cosine target lies in (0, 1], not at {cosine}")
+        raise ValueError(f"the cosine target must lie in (0, 1], not {cosine}")
     return math.sqrt(1 / cosine**2 - 1)
 
 
 def perturb(registers: RegisterBank, *, std: float, streams: Streams) -> RegisterBank:
-    """z_0 + e with e ~ N(0, std^2 I), Alg. 1, lines 5-6; not renormalised (decision D5)."""
+    """Return z_0 + e with e ~ N(0, std^2 I), Alg. 1, lines 5-6; not renormalised (decision D5)."""
     noise = streams.normal(*registers.shape[1:]).to(registers.dtype)
     return registers + std * noise
 
 
 def block_ends(num_registers: int) -> list[int]:
-    """How many registers the first 1, 2, 3 ... blocks hold: 1, 2, 4, 8, ..., K (App. E, decision D3).
+    """Return where the blocks end: after 1, 2, 4, 8, ..., K registers (App. E, decision D3).
 
-    Blocks grow geometrically, 1, 1, 2, 4, 8 ..., so that they end at the powers of two; the last is cut where K is
-    none.
+    Block sizes are 1, 1, 2, 4, 8 ..., so blocks end at powers of two. If K is not one, the last block is shorter.
     """
     powers = [1 << i for i in range(num_registers.bit_length()) if 1 << i < num_registers]
     return [*powers, num_registers]
 
 
 def block_index(num_registers: int, device: torch.device | str = "cpu") -> Int[Tensor, "K"]:
-    """The block that each register belongs to, from 0: how many binary digits its number has."""
+    """Return the block of each register, from 0: the number of binary digits of its index."""
     return torch.frexp(torch.arange(num_registers, device=device).float()).exponent
 
 
-def places_across(num_registers: int, num_tokens: Int[Tensor, "*B"]) -> Int[Tensor, "*B K"]:
-    """Places all over a text, coarse to fine: every block of registers halves the gaps (decision D26).
+def positions_across_text(num_registers: int, num_tokens: Int[Tensor, "*B"]) -> Int[Tensor, "*B K"]:
+    """Return register positions spread over a text, coarse to fine: each block halves the gaps (D26).
 
-    Van der Corput's sequence: 0, 1/2, 1/4, 3/4, 1/8 ... of the text, so that the first 2^b registers are spread
-    evenly over it, and each later one describes a smaller part.
+    Van der Corput's sequence: 0, 1/2, 1/4, 3/4, 1/8 ... of the text length. The first 2^b registers are spread
+    evenly over the text, and each later one describes a smaller part.
     """
     num_bits = (num_registers - 1).bit_length()
-    # On the device from the start: what is copied there cannot be part of a recorded call.
-    number = torch.arange(num_registers, device=num_tokens.device)
-    turned_round = torch.zeros_like(number)
+    # Created on the device: a copy from the host cannot be part of a CUDA graph.
+    index = torch.arange(num_registers, device=num_tokens.device)
+    reversed_bits = torch.zeros_like(index)
     for bit in range(num_bits):
-        turned_round |= ((number >> bit) & 1) << (num_bits - 1 - bit)
-    return num_tokens[..., None] * turned_round >> num_bits
+        reversed_bits |= ((index >> bit) & 1) << (num_bits - 1 - bit)
+    return num_tokens[..., None] * reversed_bits >> num_bits
 
 
 def sample_prefix_length(num_registers: int, *, streams: Streams) -> PrefixLength:
-    """Nested dropout: how many registers the demasker sees, uniform over 1..K (decision D2)."""
+    """Nested dropout: sample the number of visible registers, uniform over 1..K (decision D2)."""
     return streams.integers(1, num_registers)
 
 
 def sample_block_end(num_registers: int, *, streams: Streams) -> PrefixLength:
-    """Nested dropout that stops at ends of blocks only: 1, 2, 4, ..., K alike (decision D2)."""
+    """Nested dropout at block ends: sample uniformly from 1, 2, 4, ..., K (decision D2)."""
     ends = torch.tensor(block_ends(num_registers), device=streams.keys.device)
     return ends[streams.integers(0, len(ends) - 1)]
 
 
 def within_prefix(prefix_length: PrefixLength, num_registers: int) -> Bool[Tensor, "B K"]:
-    """The registers that a prefix of this length shows."""
+    """Return a mask of the registers within a prefix of this length."""
     return torch.arange(num_registers, device=prefix_length.device) < prefix_length[:, None]
 
 
 def interpolate(first: RegisterBank, second: RegisterBank, *, mix_weight: float) -> RegisterBank:
-    """z_a = (1 - a) z^(a) + a z^(b), brought back to the sphere (App. D); `mix_weight` is a."""
+    """Return z_a = (1 - a) z^(a) + a z^(b), normalised again (App. D); `mix_weight` is a."""
     return normalise((1 - mix_weight) * first + mix_weight * second)

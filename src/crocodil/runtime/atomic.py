@@ -1,4 +1,4 @@
-"""Files and directories that appear whole or not at all, and locks: one process at a time writes to a place."""
+"""Files and directories that appear whole or not at all, and locks for directories with one writer."""
 
 import errno
 import os
@@ -16,16 +16,18 @@ LOCK_FILE = ".lock"
 
 @contextmanager
 def locked(directory: Path, *, wait_s: float = 0) -> Iterator[None]:
-    """The only process that writes to a directory; a second one is told so, at once or after waiting.
+    """Hold the lock of a directory; raise an error if another process holds it for longer than `wait_s`.
 
-    The operating system releases the lock when the process ends, however it ends. The lock's file stays.
+    The operating system releases the lock when the process ends in any way. The lock file stays.
     """
     directory.mkdir(parents=True, exist_ok=True)
     lock = FileLock(directory / LOCK_FILE)
     try:
         lock.acquire(timeout=wait_s)
     except Timeout:
-        raise ValueError(f"{directory} is in use by another process: wait for it, or choose another") from None
+        raise ValueError(
+            f"{directory} is in use by another process: wait for it, or choose another directory"
+        ) from None
     try:
         yield
     finally:
@@ -34,9 +36,9 @@ def locked(directory: Path, *, wait_s: float = 0) -> Iterator[None]:
 
 @contextmanager
 def whole_directory(target: Path) -> Iterator[Path]:
-    """A directory to write into; on success it becomes `target`, which must not exist yet.
+    """Yield a temporary directory; on success it becomes `target`, which must not exist yet.
 
-    A directory can appear atomically, but it cannot be replaced atomically: an existing one is never touched.
+    A directory can be created atomically, but not replaced atomically, so an existing one is never touched.
     """
     unfinished = unfinished_directory(target)
     try:
@@ -47,12 +49,13 @@ def whole_directory(target: Path) -> Iterator[Path]:
 
 
 def unfinished_directory(target: Path) -> Path:
-    """Where several processes write what `finish_directory` then makes `target`."""
+    """Return a temporary directory for several processes; `finish_directory` turns it into `target`."""
     target.parent.mkdir(parents=True, exist_ok=True)
     return Path(tempfile.mkdtemp(prefix=_UNFINISHED, dir=target.parent))
 
 
 def finish_directory(unfinished: Path, target: Path) -> None:
+    """Flush a temporary directory and rename it to `target`."""
     for path in unfinished.rglob("*"):
         _flush(path)
     unfinished.chmod(0o755)
@@ -61,13 +64,13 @@ def finish_directory(unfinished: Path, target: Path) -> None:
     except OSError as error:
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
             raise
-        raise ValueError(f"{target} exists: another process made it meanwhile, choose another") from None
+        raise ValueError(f"{target} exists: another process has just made it, choose another name") from None
     _flush(target.parent)
 
 
 @contextmanager
 def whole_file(target: Path) -> Iterator[Path]:
-    """A file to write; on success it replaces `target`, if that is a plain file; a link to one stays a link."""
+    """Yield a temporary file; on success it replaces `target`. A symbolic link stays a link."""
     target = plain_file(target)
     descriptor, name = tempfile.mkstemp(prefix=_UNFINISHED, dir=target.parent)
     os.close(descriptor)
@@ -83,17 +86,17 @@ def whole_file(target: Path) -> Iterator[Path]:
 
 
 def plain_file(target: Path) -> Path:
-    """Where a file may be written: never over a device, a pipe or a folder."""
+    """Return the real path of a file to write; raise an error for a device, a pipe or a folder."""
     target = Path(os.path.realpath(target))
     if not target.parent.is_dir():
-        raise ValueError(f"{target.parent} does not exist: make this folder first")
+        raise ValueError(f"{target.parent} does not exist: create this folder first")
     if os.path.lexists(target) and not target.is_file():  # also a link to itself
-        raise ValueError(f"{target} is no plain file: choose another name")
+        raise ValueError(f"{target} is not a regular file: choose another name")
     return target
 
 
 def remove_unfinished(directory: Path) -> None:
-    """What a killed process left behind."""
+    """Delete temporary files and directories that a killed process left behind."""
     for leftover in directory.glob(f"{_UNFINISHED}*"):
         if leftover.is_dir():
             shutil.rmtree(leftover)
@@ -102,7 +105,7 @@ def remove_unfinished(directory: Path) -> None:
 
 
 def _flush(path: Path) -> None:
-    """Ask the disk to keep it, so that a power cut cannot leave a name without its bytes."""
+    """Flush to disk, so that a power cut cannot leave a name without its content."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

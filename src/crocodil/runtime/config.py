@@ -1,7 +1,7 @@
-"""Frozen configs that check their values by type and range, wherever these come from: Python, JSON or an option.
+"""Frozen configs whose values are checked by type and range, from Python, JSON or the command line.
 
-`@config` makes a frozen dataclass. The aliases below say what a field may hold. A wrong value is a ValueError of
-one line. pydantic does the checking (decision D35).
+`@config` makes a frozen dataclass. The aliases below define the allowed values of a field. A wrong value raises a
+ValueError of one line. pydantic does the checking (decision D35).
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ Count = Annotated[int, Field(ge=1, le=2**40)]
 Amount = Annotated[int, Field(ge=0, le=2**40)]
 TokenId = Annotated[int, Field(ge=0, le=2**31)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
-# Limits far above any real network, so that a damaged config is refused before anything is built from it.
+# Limits far above any real network: a damaged config is refused before a network is built from it.
 Width = Annotated[int, Field(ge=1, le=2**20)]
 Layers = Annotated[int, Field(ge=1, le=1024)]
 Length = Annotated[int, Field(ge=1, le=2**20)]
@@ -34,7 +34,7 @@ Weight = Annotated[float, Field(ge=0)]
 
 
 def _drawable(temperature: float) -> float:
-    """Logits over a tiny temperature overflow; 0 means the most probable token."""
+    """Refuse tiny temperatures, which overflow the logits; 0 means the most probable token."""
     if 0 < temperature < 1e-3:
         raise ValueError("should be 0 (the most probable token) or at least 0.001")
     return temperature
@@ -57,9 +57,9 @@ _STRICT = ConfigDict(strict=True, allow_inf_nan=False, arbitrary_types_allowed=T
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 def config(cls: type[Class]) -> type[Class]:
-    """A frozen dataclass with keyword arguments, whose values are checked when it is made."""
-    made: Any = checked_dataclass(frozen=True, kw_only=True, config=_STRICT)(cls)
-    check = made.__init__
+    """Turn a class into a frozen dataclass with keyword arguments whose values are checked on creation."""
+    checked_class: Any = checked_dataclass(frozen=True, kw_only=True, config=_STRICT)(cls)
+    check = checked_class.__init__
 
     @wraps(check)
     def checked_init(self: Any, **values: Any) -> None:
@@ -68,12 +68,12 @@ def config(cls: type[Class]) -> type[Class]:
         except ValidationError as error:
             raise ValueError(first_fault(error, cls.__name__)) from None
 
-    made.__init__ = checked_init
-    return made
+    checked_class.__init__ = checked_init
+    return checked_class
 
 
 def read_as(kind: Any, values: Any, source: object) -> Any:
-    """The config, or another value, that JSON values describe; `source` is the file that an error names."""
+    """Convert JSON values to a config or another type; errors name the file `source`."""
     try:
         return TypeAdapter(kind).validate_json(json.dumps(values), strict=True)
     except ValidationError as error:
@@ -81,7 +81,7 @@ def read_as(kind: Any, values: Any, source: object) -> Any:
 
 
 def parse_as(kind: Any, text: str) -> Any:
-    """The value that the text of an option stands for."""
+    """Parse the text of a command-line option."""
     try:
         return TypeAdapter(kind, config=ConfigDict(allow_inf_nan=False)).validate_strings(text)
     except ValidationError as error:
@@ -89,15 +89,15 @@ def parse_as(kind: Any, text: str) -> Any:
 
 
 def config_from_json(config_class: type, values: Any, source: Path) -> Any:
-    """The frozen config with exactly these values; a field more or less is an error."""
+    """Return a config with exactly these values; a missing or unknown field is an error."""
     if not isinstance(values, dict):
-        raise ValueError(f"{source}: expected the fields of {config_class.__name__}, found {values!r}")
+        raise ValueError(f"{source}: expected the fields of {config_class.__name__}, not {values!r}")
     _check_fields(config_class, values, source)
     return read_as(config_class, values, source)
 
 
 def _check_fields(config_class: type, values: dict[str, Any], source: Path) -> None:
-    """A default may have changed since the file was written, so that none stands in for a field."""
+    """Require every field: a default may have changed since the file was written."""
     types = get_type_hints(config_class)
     if differ := set(types) ^ set(values):
         raise ValueError(f"{source}: fields of {config_class.__name__} differ: {', '.join(sorted(differ))}")
@@ -114,19 +114,19 @@ def read_json(file: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{file} is not JSON: {error}") from error
     if not isinstance(values, dict):
-        raise ValueError(f"{file} holds no JSON object")
+        raise ValueError(f"{file} does not hold a JSON object")
     return values
 
 
 def first_fault(error: ValidationError, owner: str = "") -> str:
-    """The first thing that is wrong, in one line: which field, what is expected, what was found."""
+    """Return the first error in one line: the field, what was expected, and the value."""
     fault = error.errors(include_url=False)[0]
     where = ".".join(str(part) for part in fault["loc"])
     kind, message = fault["type"], fault["msg"].removeprefix("Value error, ")
     if kind.startswith("missing"):
         message = "is missing"
     elif kind.startswith("unexpected") or kind == "extra_forbidden":
-        message = "is no field of it"
+        message = "is not a known field"
     elif kind != "value_error":
         message = f"{message.replace('Input should', 'should')}, not {_short(fault['input'])}"
     others = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""

@@ -1,4 +1,4 @@
-"""Which device work is done on unless one is named, how precisely, and how much memory it has free."""
+"""Devices: the default device and precision, free memory, and checks for finite values."""
 
 import os
 import re
@@ -14,17 +14,17 @@ def default_device() -> str:
 
 
 def checked_device(name: str) -> str:
-    """The name again, if it is that of a device of this machine."""
+    """Return the name of a device, or raise an error if this machine does not have it."""
     match = re.fullmatch(r"cpu|cuda(?::([0-9]{1,4}))?", name)
     if match is None:
-        raise ValueError(f"no device {name!r}: take cpu, cuda, or cuda:N for the GPU of number N, from 0 on")
+        raise ValueError(f"no device {name!r}: use cpu, cuda, or cuda:N for GPU number N, counted from 0")
     if name == "cpu":
         return name
     if not torch.cuda.is_available():
-        raise ValueError(f"device {name}: PyTorch finds no NVIDIA GPU on this machine, take cpu")
+        raise ValueError(f"device {name}: PyTorch finds no NVIDIA GPU on this machine, use cpu")
     if match[1] is not None and int(match[1]) >= torch.cuda.device_count():
         last = torch.cuda.device_count() - 1
-        raise ValueError(f"device {name}: the GPUs of this machine are cuda:0 to cuda:{last}")
+        raise ValueError(f"device {name}: this machine has the GPUs cuda:0 to cuda:{last}")
     return name
 
 
@@ -33,7 +33,7 @@ def default_dtype(device: torch.device) -> torch.dtype:
 
 
 def free_memory(device: torch.device) -> int:
-    """In bytes; 4 GiB where the system does not say."""
+    """Return the free memory in bytes; 4 GiB if the system does not report it."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     if "SC_AVPHYS_PAGES" in os.sysconf_names:
@@ -42,13 +42,13 @@ def free_memory(device: torch.device) -> int:
 
 
 def check_finite(values: Tensor, what: str) -> None:
-    """Waits for a device: call it where values are looked at anyway."""
+    """Raise an error if a value is NaN or infinite. This waits for the device."""
     check_all([values.isfinite().all()], what)
 
 
-def check_all(found: Sequence[Bool[Tensor, ""]], what: str) -> None:
-    """The same for what was found finite, or not, on the way."""
-    if found and not torch.stack(list(found)).all():
+def check_all(are_finite: Sequence[Bool[Tensor, ""]], what: str) -> None:
+    """Raise the same error if any of these flags, collected earlier on the device, is False."""
+    if are_finite and not torch.stack(list(are_finite)).all():
         raise FloatingPointError(
             f"{what} are not finite: its weights are damaged (check with `crocodil verify MODEL`), "
             "or the precision is too low"

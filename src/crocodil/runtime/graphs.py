@@ -1,6 +1,6 @@
-"""CUDA graphs: a step whose shapes do not change is recorded once and replayed without the host's help.
+"""CUDA graphs: record a step with fixed shapes once, then replay it without launching kernels from the host.
 
-A small network's call is a few hundred kernels, each shorter than the time the host takes to launch it.
+A call of a small network is a few hundred kernels, each shorter than the time it takes the host to launch it.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -20,23 +20,22 @@ def eager(step: Callable[..., Any], key: Hashable, inputs: Inputs) -> Any:
 
 
 class Recorder:
-    """Plays steps: the first of each key and shape is recorded, the others are replays of it.
+    """Records the first step of each key and shape, and replays it for the following ones.
 
-    Recordings share their memory unless told otherwise. PyTorch allows that where they are replayed in the order
-    in which they were made, as the calls of a decoding are.
+    Recordings share their memory. PyTorch allows that where they are replayed in the order in which they were
+    made, as the calls of a decoding are.
     """
 
-    def __init__(self, *, share_memory: bool = True) -> None:
-        self.share_memory = share_memory
+    def __init__(self) -> None:
         self.forget()
 
     def forget(self) -> None:
-        """All recordings and their memory."""
+        """Delete all recordings and free their memory."""
         self.recordings: dict[Hashable, Recording] = {}
-        self.pool = torch.cuda.graph_pool_handle() if self.share_memory else None
+        self.pool = torch.cuda.graph_pool_handle()
 
     def __call__(self, step: Callable[..., Any], key: Hashable, inputs: Inputs) -> Any:
-        shapes = tuple(None if one is None else (one.shape, one.dtype) for one in inputs)
+        shapes = tuple(None if tensor is None else (tensor.shape, tensor.dtype) for tensor in inputs)
         recording = self.recordings.get((key, shapes))
         if recording is None:
             recording = self.recordings[key, shapes] = Recording(step, inputs, self.pool)
@@ -45,28 +44,28 @@ class Recorder:
 
 class Recording:
     def __init__(self, step: Callable[..., Any], inputs: Inputs, pool: Any) -> None:
-        self.inputs = [None if one is None else one.clone() for one in inputs]
+        self.inputs = [None if tensor is None else tensor.clone() for tensor in inputs]
         self.last: list[tuple[Tensor, int] | None] = [None] * len(inputs)
-        beside = torch.cuda.Stream()
-        beside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(beside):
-            step(*self.inputs)  # what is chosen or allocated on first use must not be recorded
-        torch.cuda.current_stream().wait_stream(beside)
+        side_stream = torch.cuda.Stream()
+        side_stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side_stream):
+            step(*self.inputs)  # a warm-up run: lazy initialisation must not be recorded
+        torch.cuda.current_stream().wait_stream(side_stream)
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph, pool=pool):
             self.outputs = step(*self.inputs)
 
     def replay(self, inputs: Inputs) -> Any:
-        """What the step gives for these inputs, as tensors of the caller's own."""
-        for number, (own, given) in enumerate(zip(self.inputs, inputs, strict=True)):
-            if own is None or given is None:
+        """Return the outputs of the step for these inputs, as new tensors."""
+        for index, (recorded, given) in enumerate(zip(self.inputs, inputs, strict=True)):
+            if recorded is None or given is None:
                 continue
-            last = self.last[number]
-            # Registers, say, are one tensor from call to call: not copied again unless somebody wrote into it.
+            last = self.last[index]
+            # Some inputs, such as registers, are the same tensor in every call: copy only after a change.
             if last is None or given is not last[0] or given._version != last[1]:
-                own.copy_(given)
-                self.last[number] = (given, given._version)
+                recorded.copy_(given)
+                self.last[index] = (given, given._version)
         self.graph.replay()
         if isinstance(self.outputs, Tensor):
             return self.outputs.clone()
-        return tuple(one.clone() for one in self.outputs)
+        return tuple(output.clone() for output in self.outputs)

@@ -1,4 +1,4 @@
-"""How long work tells a person where it stands: what, how much, how fast, how long still."""
+"""Progress of long work: a bar in a terminal, or lines in a log."""
 
 import sys
 import time
@@ -19,7 +19,7 @@ from rich.progress import (
 )
 from rich.text import Text
 
-SECONDS_BETWEEN_LINES = 30.0  # where the output is a file, not a screen
+SECONDS_BETWEEN_LINES = 30.0  # if the output is a file, not a terminal
 
 
 @runtime_checkable
@@ -31,9 +31,9 @@ class Advance(Protocol):
 def progress(
     what: str, total: int, *, unit: str, shown: bool = True, lines: bool = True, worth_s: float = 0.0
 ) -> Iterator[Advance]:
-    """A bar on a screen; a line now and then in a log. Written to stderr, so that results stay clean.
+    """Show a bar in a terminal, or print a line now and then in a log, both to stderr.
 
-    The bar waits until the work is expected to take longer than `worth_s`. Without `lines` a log gets none.
+    The bar appears only if the work is expected to take longer than `worth_s`. `lines=False` turns off log lines.
     """
     console = Console(file=sys.stderr)
     if shown and console.is_terminal:
@@ -53,7 +53,7 @@ def _bar(what: str, total: int, unit: str, console: Console, worth_s: float) -> 
         TimeElapsedColumn(),
         TextColumn("ETA"),
         TimeRemainingColumn(),
-        TextColumn("{task.fields[note]}", style="dim", markup=False),  # a file's name may look like markup
+        TextColumn("{task.fields[note]}", style="dim", markup=False),  # a file name may look like markup
     )
     bars = Progress(*columns, console=console)
     task = bars.add_task(what, total=total, note="")
@@ -64,7 +64,7 @@ def _bar(what: str, total: int, unit: str, console: Console, worth_s: float) -> 
         done += count
         bars.update(task, completed=_rounded(done), note=note)
         elapsed_s = time.monotonic() - started_at
-        # A first step is often slow: nothing is expected of it.
+        # The first step is often slow, so do not estimate the total from it alone.
         if not bars.live.is_started and elapsed_s > worth_s / 6 and elapsed_s * total > worth_s * done:
             bars.start()
 
@@ -98,7 +98,7 @@ def _lines(what: str, total: int, unit: str, console: Console) -> Iterator[Advan
 
 
 def _rounded(done: float) -> float:
-    """Seven sevenths are one."""
+    """Remove rounding errors: seven sevenths add up to one."""
     return round(done, 6)
 
 
@@ -113,7 +113,7 @@ class _Speed(ProgressColumn):
 
 
 def rate(per_s: float, unit: str) -> str:
-    """Three digits that count, written out: 73,400 tokens/s, 5.21 steps/s, 0.004 programs/s."""
+    """Format a rate with three significant digits: 73,400 tokens/s, 5.21 steps/s, 0.004 programs/s."""
     rounded = float(f"{per_s:.3g}")
     if rounded >= 100:
         return f"{rounded:,.0f} {unit}/s"

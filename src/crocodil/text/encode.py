@@ -1,4 +1,4 @@
-"""Tokens -> registers, whether or not the encoder reads the demasker's vocabulary (decision D7)."""
+"""Encode tokens to registers, for encoders with the demasker's vocabulary or another one (decision D7)."""
 
 import torch
 
@@ -15,14 +15,14 @@ def encode_tokens(
     *,
     retokenizer: Retokenizer | None = None,
 ) -> RegisterBank:
-    """z_0 = h_phi(x), of the visible tokens alone. An encoder of the same vocabulary reads the whole canvas."""
+    """Return z_0 = h_phi(x), computed from the visible tokens; `retokenizer` is for another vocabulary."""
     if retokenizer is None:
         return encoder(tokens, hidden=hidden)
     if hidden is None:
         hidden = torch.zeros_like(tokens, dtype=torch.bool)
-    read = retokenizer(tokens.cpu().numpy(), hidden.cpu().numpy())
-    ids, valid, unseen = (torch.from_numpy(array).to(tokens.device) for array in read)
-    return encoder(ids, valid=valid, hidden=unseen)
+    arrays = retokenizer(tokens.cpu().numpy(), hidden.cpu().numpy())
+    encoder_tokens, valid, encoder_hidden = (torch.from_numpy(array).to(tokens.device) for array in arrays)
+    return encoder(encoder_tokens, valid=valid, hidden=encoder_hidden)
 
 
 def encode_checked(
@@ -32,7 +32,7 @@ def encode_checked(
     *,
     retokenizer: Retokenizer | None = None,
 ) -> RegisterBank:
-    """The same for sampling: registers that are not finite are refused. Training looks at its loss instead."""
+    """Like `encode_tokens`, but raise an error if registers are not finite. Training checks its loss instead."""
     registers = encode_tokens(encoder, tokens, hidden, retokenizer=retokenizer)
     check_finite(registers, "the encoder's registers")
     return registers

@@ -1,4 +1,4 @@
-"""Retokenizer: a partly masked sequence of one tokenizer, as tokens of another (decision D7)."""
+"""Convert partly masked sequences from one tokenizer to another (decision D7)."""
 
 import re
 from collections.abc import Iterator
@@ -9,45 +9,44 @@ from jaxtyping import Bool, Int, Integer
 
 from crocodil.text.tokenizer import Tokenizer
 
-# ---------------------------------------------------------------- from one vocabulary to another
-
-_HIDDEN = -1  # the place of a hidden token, until all ids are known
+_HIDDEN = -1  # stands for a hidden token until all ids are known
 _RUNS = re.compile("[\udc80-\udcff]|[^\udc80-\udcff]+")
 
 
 class Retokenized(NamedTuple):
-    """A right-padded batch as `RegisterEncoder.forward` takes it."""
+    """A right-padded batch, in the form that `RegisterEncoder.forward` takes."""
 
-    tokens: Int[np.ndarray, "B L"]  # the end id wherever nobody looks
+    tokens: Int[np.ndarray, "B L"]  # the EOS id at padded and hidden positions
     valid: Bool[np.ndarray, "B L"]
     hidden: Bool[np.ndarray, "B L"]
 
 
 class Retokenizer:
-    """Partly hidden tokens of one vocabulary (LLaDA's) in another (Qwen's), decision D7.
+    """Converts partly hidden tokens of one vocabulary (LLaDA's) to another (Qwen's), decision D7.
 
-    Every visible stretch becomes bytes and is encoded anew, so that a fully visible text has the very tokens that
-    `target` gives it. What is no UTF-8, a character that a hidden place cuts, becomes tokens of a single byte. No
-    byte is lost or added, unless `target` itself rewrites text (Qwen composes accents: NFC).
+    Every visible stretch is decoded to bytes and encoded again, so a fully visible text gets exactly the tokens
+    that `target` gives it. Bytes that are not UTF-8, where a hidden position cuts a character, become single-byte
+    tokens. No byte is lost or added, unless `target` itself rewrites text (Qwen composes accents: NFC).
 
-    A hidden token stays one hidden place: the length betrays nothing of it, and distances remain roughly as they
-    were. End and padding become the target's end, one for one; the beginning becomes the target's own, if it has
-    one; other special tokens, and ids that the vocabulary does not use, become nothing.
+    A hidden token stays one hidden position: its length is not revealed, and distances stay roughly the same. EOS
+    and padding tokens each become one EOS token of the target. BOS becomes the target's BOS, if it has one. Other
+    special tokens and unused ids are dropped.
     """
 
     def __init__(self, source: Tokenizer, target: Tokenizer) -> None:
         self.source, self.target = source, target
         self._byte_ids = _single_byte_ids(target)
-        special, end, beginning = source.special, [target.special.eos], [target.special.bos]
-        self._becomes: list[bytes | list[int]] = [[] if text is None else text for text in source.token_bytes]
-        self._becomes.append([])  # rows of an embedding beyond the vocabulary: a sampler may draw them
-        self._becomes[special.bos] = [] if beginning == end else beginning
-        self._becomes[special.eos] = self._becomes[special.pad] = end
+        special, eos, bos = source.special, [target.special.eos], [target.special.bos]
+        # For each source id: bytes to encode again, or target ids.
+        self._converted: list[bytes | list[int]] = [[] if text is None else text for text in source.token_bytes]
+        self._converted.append([])  # for ids beyond the vocabulary: an embedding may have more rows
+        self._converted[special.bos] = [] if bos == eos else bos
+        self._converted[special.eos] = self._converted[special.pad] = eos
 
     def __call__(self, tokens: Integer[np.ndarray, "B N"], hidden: Bool[np.ndarray, "B N"]) -> Retokenized:
-        """Ids under `hidden` are not looked at, so they may be masks or the text itself."""
-        assert not np.any((tokens == self.source.special.mask) & ~hidden), "a mask is always hidden"
-        known = np.minimum(tokens.astype(np.int64), len(self._becomes) - 1)
+        """Convert a batch. Ids at `hidden` positions are ignored: they may be masks or text."""
+        assert not np.any((tokens == self.source.special.mask) & ~hidden), "a mask token must be hidden"
+        known = np.minimum(tokens.astype(np.int64), len(self._converted) - 1)
         rows = [list(self._pieces(*row)) for row in zip(known.tolist(), hidden.tolist(), strict=True)]
         texts = list({piece for row in rows for piece in row if isinstance(piece, str)})
         ids_of = dict(zip(texts, self.target.encode_all(texts), strict=True))
@@ -56,20 +55,20 @@ class Retokenizer:
         )
 
     def _pieces(self, tokens: list[int], hidden: list[bool]) -> Iterator[str | list[int]]:
-        """One sequence as texts that are still to be encoded, and target ids."""
+        """Yield one sequence in pieces: texts that are still to be encoded, and target ids."""
         stretch = b""
-        for i, is_hidden in zip(tokens, hidden, strict=True):
-            place = [_HIDDEN] if is_hidden else self._becomes[i]
-            if isinstance(place, bytes):
-                stretch += place
+        for token, is_hidden in zip(tokens, hidden, strict=True):
+            piece = [_HIDDEN] if is_hidden else self._converted[token]
+            if isinstance(piece, bytes):
+                stretch += piece
             else:
                 yield from self._readable(stretch)
                 stretch = b""
-                yield place
+                yield piece
         yield from self._readable(stretch)
 
     def _readable(self, text: bytes) -> Iterator[str | list[int]]:
-        """Runs of UTF-8 as text; each byte outside of them, escaped as U+DC80 to U+DCFF, as a token of its own."""
+        """Yield runs of valid UTF-8 as text and every other byte (escaped as U+DC80 to U+DCFF) as one token."""
         for run in _RUNS.findall(text.decode("utf-8", "surrogateescape")):
             is_byte = "\udc80" <= run <= "\udcff"
             yield [self._byte_ids[ord(run) - 0xDC00]] if is_byte else run
@@ -84,7 +83,7 @@ class Retokenizer:
 
 
 def _single_byte_ids(tokenizer: Tokenizer) -> dict[int, int]:
-    found = {text[0]: i for i, text in enumerate(tokenizer.token_bytes) if text is not None and len(text) == 1}
-    if len(found) < 256:
-        raise ValueError(f"only {len(found)} of the 256 bytes have a token of their own: text could be lost")
-    return found
+    ids = {text[0]: i for i, text in enumerate(tokenizer.token_bytes) if text is not None and len(text) == 1}
+    if len(ids) < 256:
+        raise ValueError(f"only {len(ids)} of the 256 bytes have their own token: text could be lost")
+    return ids

@@ -1,1 +1,1 @@
-"""From shards to trained networks: a loop that knows no diffusion, and stages that know no loop."""
+"""Training: stages that define losses, a loop that takes steps, and runs that connect the stages."""

@@ -1,4 +1,7 @@
-"""Low-rank adapters (Hu et al., 2021, arXiv:2106.09685) on a demasker too large to train whole, through peft."""
+"""Start from other networks: LoRA adapters on a frozen demasker, and an encoder initialised from the base.
+
+LoRA (Hu et al., 2021, arXiv:2106.09685) is for a demasker that is too large to train in full; peft implements it.
+"""
 
 from collections.abc import Mapping
 from importlib.util import find_spec
@@ -11,7 +14,10 @@ from crocodil.models.register_encoder import RegisterEncoder, RegisterEncoderCon
 from crocodil.runtime.config import Positive, Width, config
 
 _ADAPTER = "default"
-_PROJECTIONS = ("query", "key", "value", "attn_out", "gate", "up", "down")  # of a block
+_PROJECTIONS = ("query", "key", "value", "attn_out", "gate", "up", "down")  # linear maps of a block
+
+
+# ---------------------------------------------------------------- LoRA
 
 
 @config
@@ -23,17 +29,17 @@ class LoRA:
     def __post_init__(self) -> None:
         unknown = sorted(set(self.targets) - set(_PROJECTIONS))
         if unknown or not self.targets:
-            raise ValueError(f"lora.targets are some of {', '.join(_PROJECTIONS)}, not {unknown}")
+            raise ValueError(f"lora.targets must be one or more of {', '.join(_PROJECTIONS)}, not {unknown}")
 
 
-def check_installed() -> None:
+def check_peft_installed() -> None:
     if find_spec("peft") is None:
         raise ValueError("LoRA needs peft: pip install 'crocodil[lora]'")
 
 
 def add_adapters(backbone: LLaDA, lora: LoRA, generator: torch.Generator) -> LLaDA:
-    """Freeze the backbone and put float32 adapters beside its projections; they begin as no change at all."""
-    check_installed()
+    """Freeze the backbone and add float32 adapters to its projections; at first they do not change the output."""
+    check_peft_installed()
     import peft
 
     backbone.requires_grad_(False)
@@ -45,15 +51,15 @@ def add_adapters(backbone: LLaDA, lora: LoRA, generator: torch.Generator) -> LLa
     return backbone
 
 
-def learned_parameters(backbone: nn.Module) -> list[nn.Parameter]:
-    """The adapters where there are any, else everything."""
+def trainable_parameters(backbone: nn.Module) -> list[nn.Parameter]:
+    """Return the adapters if the backbone has any, else all its parameters."""
     adapters = [parameter for name, parameter in backbone.named_parameters() if "lora_" in name]
     return adapters or list(backbone.parameters())
 
 
-def merged(weights: Mapping[str, Tensor], lora: LoRA) -> dict[str, Tensor]:
-    """The weights of the plain network that computes the same, W + (alpha / rank) B A, in the backbone's dtype."""
-    plain = {}
+def merge_adapters(weights: Mapping[str, Tensor], lora: LoRA) -> dict[str, Tensor]:
+    """Return the weights without adapters, W + (alpha / rank) B A, in the backbone's dtype."""
+    merged = {}
     dtype = weights["backbone.embed.weight"].dtype
     for name, weight in weights.items():
         if "lora_" in name:
@@ -61,15 +67,17 @@ def merged(weights: Mapping[str, Tensor], lora: LoRA) -> dict[str, Tensor]:
         if ".base_layer." in name:
             stem = name.removesuffix(".base_layer.weight")
             down, up = (weights[f"{stem}.lora_{part}.{_ADAPTER}.weight"] for part in "AB")
-            change = (lora.alpha / lora.rank) * (up.float() @ down.float())
-            plain[f"{stem}.weight"] = (weight.float() + change).to(dtype)
+            update = (lora.alpha / lora.rank) * (up.float() @ down.float())
+            merged[f"{stem}.weight"] = (weight.float() + update).to(dtype)
         else:
-            plain[name] = weight.to(dtype)
-    return plain
+            merged[name] = weight.to(dtype)
+    return merged
 
 
-# Parameters of a block of Qwen3, and what LLaDA calls them.
-_TAKEN = {
+# ---------------------------------------------------------------- an encoder from the base (decision D28)
+
+# Parameters of a Qwen3 block, and their names in a LLaDA block.
+_LLADA_NAMES = {
     "input_layernorm.weight": "attn_norm.weight",
     "self_attn.q_proj.weight": "query.weight",
     "self_attn.k_proj.weight": "key.weight",
@@ -80,25 +88,32 @@ _TAKEN = {
     "mlp.up_proj.weight": "up.weight",
     "mlp.down_proj.weight": "down.weight",
 }
-_ALIKE = ("vocab_size", "width", "num_heads", "num_kv_heads", "head_width", "mlp_width", "rope_theta")
+_SAME_FIELDS = ("vocab_size", "width", "num_heads", "num_kv_heads", "head_width", "mlp_width", "rope_theta")
 
 
-def check_alike(encoder: RegisterEncoderConfig, base: LLaDAConfig) -> None:
-    """Whether an encoder of this shape can begin as a base of that shape."""
-    for name in _ALIKE:
-        own, given = getattr(encoder, name), getattr(base, name)
-        if own != given:
-            raise ValueError(f"an encoder of {name} {own} cannot begin as a base of {name} {given}")
+def check_encoder_fits_base(encoder: RegisterEncoderConfig, base: LLaDAConfig) -> None:
+    """Refuse an encoder that cannot be initialised from the base because their shapes differ."""
+    for name in _SAME_FIELDS:
+        wanted, available = getattr(encoder, name), getattr(base, name)
+        if wanted != available:
+            raise ValueError(f"encoder.{name} is {wanted}, but the base has {available}: {_ADVICE}")
     if encoder.num_layers > base.num_layers:
-        raise ValueError("an encoder cannot begin as a base of fewer layers")
+        wanted, available = encoder.num_layers, base.num_layers
+        raise ValueError(f"encoder.num_layers is {wanted}, but the base has {available}: {_ADVICE}")
+
+
+_ADVICE = "make them fit, or set encoder_begins_as_base=false"
 
 
 @torch.no_grad()
-def begin_as_base(encoder: RegisterEncoder, base: LLaDA, generator: torch.Generator) -> RegisterEncoder:
-    """Qwen3's blocks are LLaDA's but for the names, and for norms of queries and keys, which stay fresh."""
-    check_alike(encoder.config, base.config)
+def init_from_base(encoder: RegisterEncoder, base: LLaDA, generator: torch.Generator) -> RegisterEncoder:
+    """Copy the base's embeddings and first blocks into the encoder.
+
+    Qwen3's blocks equal LLaDA's, except for their norms of queries and keys, which keep their initial values.
+    """
+    check_encoder_fits_base(encoder.config, base.config)
     encoder.backbone.embed_tokens.weight.copy_(base.embed.weight)
     for layer, block in zip(encoder.backbone.layers, base.blocks, strict=False):
-        for name, taken in _TAKEN.items():
-            layer.get_parameter(name).copy_(block.get_parameter(taken))
-    return encoder.init_registers(generator)  # as large as these embeddings
+        for name, llada_name in _LLADA_NAMES.items():
+            layer.get_parameter(name).copy_(block.get_parameter(llada_name))
+    return encoder.init_registers(generator)  # at the scale of the copied embeddings

@@ -1,7 +1,7 @@
-"""The state of a run on disk: weights, averages and moments, checksummed, rotated, and never half-written.
+"""Checkpoints of training: weights, averages and moments, with checksums. Old ones are removed.
 
-Any number of ranks can go on from it. There is no random state to keep: every draw is named by its step (see
-`crocodil.seeding`).
+A checkpoint appears complete or not at all, and any number of ranks can resume from it. There is no random state
+to save, since every draw is named by its step (see `crocodil.seeding`).
 """
 
 import shutil
@@ -17,26 +17,26 @@ from torch import Tensor, nn
 
 from crocodil.checkpoints.checksums import sha256
 from crocodil.runtime.config import Amount, config, read_as
-from crocodil.runtime.distributed import Ranks, load_tensors, save_tensors, whole_directory_of_all
-from crocodil.training.optimisers import fresh_moments, moment_names
-from crocodil.training.record import read_sealed, write_sealed
+from crocodil.runtime.distributed import Ranks, load_tensors, save_tensors, whole_directory_for_ranks
+from crocodil.training.optimisers import moment_names, zero_moments
+from crocodil.training.record import read_checksummed, write_checksummed
 
 STATE_FILE = "state.json"
 
 
 @config
 class Contents:
-    """What `state.json` says of its checkpoint."""
+    """The contents of state.json."""
 
     step: Amount
-    sha256: dict[str, str]  # of its files, by name
+    sha256: dict[str, str]  # checksums of the checkpoint's files, by name
 
 
 @dataclass
 class TrainState:
     """Everything that a step changes."""
 
-    parameters: Mapping[str, nn.Parameter]  # all that is trained at some time, by name
+    parameters: Mapping[str, nn.Parameter]  # those that any phase trains, by name
     optimiser: torch.optim.Optimizer
     averages: dict[str, Tensor]  # exponential moving averages of the weights
     step: int = 0
@@ -48,92 +48,93 @@ class TrainState:
 
 
 def save(state: TrainState, root: Path, *, keep: int) -> None:
-    """Write the state as a new checkpoint; only the newest `keep` stay."""
+    """Write the state as a new checkpoint, and remove all but the newest `keep` checkpoints."""
     target, ranks = root / _name(state.step), state.ranks
     if not ranks.any(target.exists()):
-        with whole_directory_of_all(target, ranks) as unfinished:
+        with whole_directory_for_ranks(target, ranks) as unfinished:
             save_tensors(_tensors(state), unfinished)
-            ranks.wait()
-            if ranks.speaks:
+            ranks.barrier()
+            if ranks.is_main:
                 sums = {file.name: sha256(file) for file in sorted(unfinished.glob("*.safetensors"))}
-                write_sealed(unfinished / STATE_FILE, {"step": state.step, "sha256": sums})
-    if ranks.speaks:
+                write_checksummed(unfinished / STATE_FILE, {"step": state.step, "sha256": sums})
+    if ranks.is_main:
         for old in checkpoints_in(root)[:-keep]:
             shutil.rmtree(old)
 
 
 def checkpoints_in(root: Path) -> list[Path]:
-    """The oldest first."""
+    """Return all checkpoints, the oldest first."""
     return sorted(root.glob("step-*"))
 
 
 def restore(state: TrainState, root: Path) -> bool:
-    """Load the newest checkpoint that is whole; False where there is none at all.
+    """Load the newest undamaged checkpoint; return False if there are no checkpoints.
 
-    Damaged ones are removed, so that they are written anew when their step comes, and count as none that is kept.
+    Newer, damaged ones are removed, so that they are written again when their step comes.
     """
-    found = checkpoints_in(root)
+    checkpoints = checkpoints_in(root)
     damaged: list[Path] = []
-    for directory in reversed(found):
-        damage = state.ranks.agree(_damage(directory) if state.ranks.speaks else "")
+    for directory in reversed(checkpoints):
+        damage = state.ranks.broadcast(_damage(directory) if state.ranks.is_main else "")
         if not damage:
             _load(state, directory)
             _remove(damaged, state.ranks)
             return True
         damaged.append(directory)
-        if state.ranks.speaks:
-            warnings.warn(f"{directory} is not used: {damage}; falling back to the one before", stacklevel=2)
-    if found:
-        raise ValueError(f"no checkpoint in {root} is whole: start anew with another --out")
+        if state.ranks.is_main:
+            warnings.warn(f"{directory} is damaged: {damage}; using the checkpoint before it", stacklevel=2)
+    if checkpoints:
+        raise ValueError(f"all checkpoints in {root} are damaged: start again with another --out")
     return False
 
 
 def _remove(directories: list[Path], ranks: Ranks) -> None:
-    if ranks.speaks:
+    if ranks.is_main:
         for directory in directories:
             shutil.rmtree(directory)
-    ranks.wait()
+    ranks.barrier()
 
 
 def stored_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
-    """What a checkpoint holds; shards of one tensor lie along its first dimension."""
+    """Return the shapes of a checkpoint's tensors; shards of a tensor are joined along the first dimension."""
     shapes: dict[str, tuple[int, ...]] = {}
     for file in sorted(directory.glob("*.safetensors")):
-        with _opened(file) as handle:
+        with _open(file) as handle:
             for name in handle.keys():  # noqa: SIM118
                 shape = tuple(handle.get_slice(name).get_shape())
                 shapes[name] = (shapes[name][0] + shape[0], *shape[1:]) if name in shapes else shape
     return shapes
 
 
-def _opened(file: Path) -> Any:
+def _open(file: Path) -> Any:
     try:
         return safe_open(file, framework="pt")
     except SafetensorError as error:
-        raise ValueError(f"{file} is damaged or cut short: {error}") from error
+        raise ValueError(f"{file} is damaged or truncated: {error}") from error
 
 
 def _tensors(state: TrainState) -> dict[str, Tensor]:
-    """Every tensor of the state under one name; a parameter that was never trained has no moments."""
-    found = {name: parameter.detach() for name, parameter in state.parameters.items()}
-    found |= {f"average/{name}": average for name, average in state.averages.items()}
+    """Return all tensors of the state by name; a parameter that has not been trained yet has no moments."""
+    tensors = {name: parameter.detach() for name, parameter in state.parameters.items()}
+    tensors |= {f"average/{name}": average for name, average in state.averages.items()}
     for name, parameter in state.parameters.items():
-        found |= {f"{key}/{name}": value for key, value in state.optimiser.state.get(parameter, {}).items()}
-    return found
+        tensors |= {f"{key}/{name}": value for key, value in state.optimiser.state.get(parameter, {}).items()}
+    return tensors
 
 
 def _load(state: TrainState, directory: Path) -> None:
     stored = stored_shapes(directory)
     weights = {name for name in stored if "/" not in name}
     if differ := sorted(weights ^ set(state.parameters)):
-        raise ValueError(f"{directory} is of another model: it differs in {differ[0]} and {len(differ) - 1} more")
+        raise ValueError(f"{directory} holds another model: {differ[0]} and {len(differ) - 1} more tensors differ")
     state.optimiser.state.clear()
-    moments = {one: moment_names(group) for group in state.optimiser.param_groups for one in group["params"]}
+    groups = state.optimiser.param_groups
+    moments = {parameter: moment_names(group) for group in groups for parameter in group["params"]}
     for name, parameter in state.parameters.items():
         if stored[name] != tuple(parameter.shape):
             raise ValueError(f"{directory}: {name} has shape {stored[name]}, not {tuple(parameter.shape)}")
         if f"{moments[parameter][0]}/{name}" in stored:
-            state.optimiser.state[parameter] = fresh_moments(parameter, moments[parameter])
+            state.optimiser.state[parameter] = zero_moments(parameter, moments[parameter])
     if foreign := sorted(set(stored) - set(_tensors(state))):
         raise ValueError(f"{directory} was written with another optimiser: it holds {foreign[0]}")
     load_tensors(_tensors(state), directory)
@@ -145,13 +146,13 @@ def _name(step: int) -> str:
 
 
 def _damage(directory: Path) -> str:
-    """What is wrong with a checkpoint; nothing where it is as it was written."""
+    """Describe what is wrong with a checkpoint; an empty text means that it is undamaged."""
     try:
         expected = _contents(directory).sha256
     except (OSError, ValueError) as error:
         return f"no readable {STATE_FILE} ({error})"
     for name in sorted({file.name for file in directory.glob("*.safetensors")} ^ set(expected)):
-        return f"{name} is missing, or does not belong there"
+        return f"{name} is missing, or is not part of the checkpoint"
     for name, digest in expected.items():
         if not (directory / name).is_file() or sha256(directory / name) != digest:
             return f"{name} is missing or damaged"
@@ -160,7 +161,7 @@ def _damage(directory: Path) -> str:
 
 def _contents(directory: Path) -> Contents:
     file = directory / STATE_FILE
-    found = read_as(Contents, read_sealed(file), file)
-    if directory.name != _name(found.step):
-        raise ValueError(f"{file} is of step {found.step}: the folder was renamed")
-    return found
+    contents = read_as(Contents, read_checksummed(file), file)
+    if directory.name != _name(contents.step):
+        raise ValueError(f"{file} is from step {contents.step}: the folder was renamed")
+    return contents

@@ -1,4 +1,4 @@
-"""What a run will take before it is started: parameters, tokens, memory."""
+"""Estimate parameters, tokens and memory of a run before it starts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,14 +12,14 @@ from crocodil.models.register_encoder import RegisterEncoder
 from crocodil.sampling.cost import num_parameters
 from crocodil.training.adapting import LoRA
 from crocodil.training.loop import LoopConfig
-from crocodil.training.run import Run
+from crocodil.training.run_config import Run
 
 _TRAINED_BYTES = 4 + 4 + 8 + 4  # weight, gradient, two moments, average
 _FROZEN_BYTES = 4
-_ADAPTED_BYTES = 2  # a backbone under adapters rests in half precision
-_BYTES_PER_ACTIVATION = 34  # a block keeps about this many for each of its width x positions in bf16
-_BYTES_PER_RECOMPUTED = 2  # only what enters the block is kept
-_BYTES_PER_LOGIT = 10  # in bf16, in float32, and the gradient
+_ADAPTED_BYTES = 2  # a frozen backbone with adapters is kept in bfloat16
+_BYTES_PER_ACTIVATION = 34  # a block keeps about this many bytes per channel and position, in bfloat16
+_BYTES_PER_RECOMPUTED = 2  # only the input of the block is kept
+_BYTES_PER_LOGIT = 10  # bfloat16, float32, and the gradient
 
 
 @dataclass(frozen=True)
@@ -29,75 +29,87 @@ class Estimate:
     frozen: int
     steps: int
     batch: int
-    tokens: int  # to be seen, filling included
-    gigabytes: float  # on each device
+    tokens: int  # in all steps, padding included
+    gigabytes: float  # per device
 
 
 def estimates(run: Run, *, num_devices: int = 1) -> list[Estimate]:
-    """One for each stage that trains, on devices that share everything evenly."""
+    """Return an estimate for each trained stage, with all states sharded evenly over the devices."""
     with torch.device("meta"):
         base, demasker = LLaDA(run.demasker.backbone), Demasker(run.demasker)
         encoder = RegisterEncoder(run.encoder)
         prior, conditional = RegisterDenoiser(run.prior), RegisterDenoiser(run.conditional)
         adapters = 0 if run.lora is None else num_adapter_parameters(run.demasker.backbone, run.lora)
     count = num_parameters
-    resting = count(base) if adapters else 0
-    guided = count(encoder) + count(demasker) - resting + adapters
-    wide, narrow = run.demasker.backbone, run.encoder
-    length, prefix = max(run.lengths), run.demasker.num_registers + 2
-    text = Activity(length, wide.num_layers * wide.width, wide.width, length / 2 * wide.vocab_size)
-    beside = Activity(length + prefix, wide.num_layers * wide.width, wide.width, 0.625 * length * wide.vocab_size)
-    reading = Activity(length + prefix, narrow.num_layers * narrow.width, narrow.width)
-    bank = Activity(run.num_prior_registers, run.prior.num_layers * run.prior.width, run.prior.width)
-    learning = run.condition_encoder_learns
+    frozen = count(base) if adapters else 0
+    guided = count(encoder) + count(demasker) - frozen + adapters
+    base_activations, guided_activations, encoding, denoising = _activations(run)
+    trains_encoder = run.condition_encoder_learns
     return [
-        _estimate("base", run.base_loop, num_devices, [text], trained=count(base)),
+        _estimate("base", run.base_loop, num_devices, [base_activations], trained=count(base)),
         _estimate(
-            "guided", run.guided_loop, num_devices, [beside, reading], trained=guided, frozen=resting,
+            "guided", run.guided_loop, num_devices, [guided_activations, encoding], trained=guided, frozen=frozen,
             frozen_bytes=_ADAPTED_BYTES,
         ),
-        _estimate("prior", run.prior_loop, num_devices, [bank], trained=count(prior)),
+        _estimate("prior", run.prior_loop, num_devices, [denoising], trained=count(prior)),
         _estimate(
-            "conditional", run.conditional_loop, num_devices, [bank, reading] if learning else [bank],
-            trained=count(conditional) + learning * count(encoder), frozen=(not learning) * count(encoder),
+            "conditional", run.conditional_loop, num_devices,
+            [denoising, encoding] if trains_encoder else [denoising],
+            trained=count(conditional) + trains_encoder * count(encoder),
+            frozen=(not trains_encoder) * count(encoder),
         ),
     ]  # fmt: skip
 
 
 @dataclass(frozen=True)
-class Activity:
-    """What one sample leaves in memory until the backward pass."""
+class Activations:
+    """What one sample keeps in memory until the backward pass."""
 
     positions: int
-    depth: int  # layers x width
+    num_layers: int
     width: int
     logits: float = 0.0
 
     def bytes(self, *, recomputed: bool) -> float:
-        kept = self.depth * _BYTES_PER_ACTIVATION
-        if recomputed:
-            kept = self.depth * _BYTES_PER_RECOMPUTED + self.width * _BYTES_PER_ACTIVATION  # and one block at work
-        return self.positions * kept + self.logits * _BYTES_PER_LOGIT
+        channels = self.num_layers * self.width
+        per_position = channels * _BYTES_PER_ACTIVATION
+        if recomputed:  # the inputs of all blocks, and the activations of the block that is recomputed
+            per_position = channels * _BYTES_PER_RECOMPUTED + self.width * _BYTES_PER_ACTIVATION
+        return self.positions * per_position + self.logits * _BYTES_PER_LOGIT
+
+
+def _activations(run: Run) -> tuple[Activations, Activations, Activations, Activations]:
+    """Return the activations of the base, the guided demasker, the encoder and the denoiser."""
+    demasker, encoder, prior = run.demasker.backbone, run.encoder, run.prior
+    length = max(run.lengths)
+    with_registers = length + run.demasker.num_registers + 2
+    hidden, guided_hidden = length / 2, 0.625 * length  # with a quarter of the samples fully masked
+    return (
+        Activations(length, demasker.num_layers, demasker.width, hidden * demasker.vocab_size),
+        Activations(with_registers, demasker.num_layers, demasker.width, guided_hidden * demasker.vocab_size),
+        Activations(with_registers, encoder.num_layers, encoder.width),
+        Activations(run.num_prior_registers, prior.num_layers, prior.width),
+    )
 
 
 def _estimate(
     stage: str,
     loop: LoopConfig,
     num_devices: int,
-    activities: Sequence[Activity],
+    activations: Sequence[Activations],
     *,
     trained: int,
     frozen: int = 0,
     frozen_bytes: int = _FROZEN_BYTES,
 ) -> Estimate:
     micro_batch = loop.batch_size / loop.num_accumulated / num_devices
-    active = micro_batch * sum(one.bytes(recomputed=loop.recompute_blocks) for one in activities)
-    memory = (trained * _TRAINED_BYTES + frozen * frozen_bytes) / num_devices + active
-    tokens = loop.num_steps * loop.batch_size * activities[0].positions
+    kept = micro_batch * sum(network.bytes(recomputed=loop.recompute_blocks) for network in activations)
+    memory = (trained * _TRAINED_BYTES + frozen * frozen_bytes) / num_devices + kept
+    tokens = loop.num_steps * loop.batch_size * activations[0].positions
     return Estimate(stage, trained, frozen, loop.num_steps, loop.batch_size, tokens, memory / 1e9)
 
 
 def num_adapter_parameters(config: LLaDAConfig, lora: LoRA) -> int:
-    """Of the low-rank pairs: rank x (inputs + outputs) for each adapted projection."""
+    """Return the number of LoRA parameters: rank x (inputs + outputs) for each adapted projection."""
     block = Block(config)
     return config.num_layers * lora.rank * sum(sum(getattr(block, name).weight.shape) for name in lora.targets)

@@ -1,4 +1,4 @@
-"""What is written down of a run: metrics.jsonl, TensorBoard where it is installed, and a line for a person."""
+"""Metrics of a run: metrics.jsonl, TensorBoard if it is installed, the progress bar, and plots in the terminal."""
 
 import json
 import math
@@ -18,78 +18,83 @@ from crocodil.runtime.progress import Advance
 from crocodil.training.work import Work
 
 METRICS_FILE = "metrics.jsonl"
-_LARGEST = 3.5e38  # that single precision holds
+_LARGEST = 3.5e38  # above the largest float32
 Row: TypeAlias = dict[str, Any]
 Log: TypeAlias = Callable[[Row], None]
 
 
-class Outcome(NamedTuple):
-    """Of one step; still on the device."""
+class StepResult(NamedTuple):
+    """The result of one step. The tensors are still on the device."""
 
-    losses: Tensor  # of every rank
+    losses: Tensor  # one per rank
     gradient_norm: Tensor
     learning_rate: float
 
 
 class Journal:
-    """Writes down each step; on an accelerator one step late, since waiting for a loss would leave it idle.
+    """Log the metrics of each step, and stop the run if they are not finite.
 
-    Nothing is saved of a step that was not looked at.
+    On a GPU a step is logged one step late, since waiting for its loss would leave the GPU idle. Before a
+    checkpoint is saved, all steps are logged and thereby checked.
     """
 
     def __init__(
         self, stage: str, work: Work, batch_size: int, matrix_rate: float, log: Log, advance: Advance
     ) -> None:
         self.stage, self.log, self.advance = stage, log, advance
-        self.tokens, self.use = batch_size * work.tokens, batch_size * work.flops / matrix_rate
-        self.pending: list[tuple[int, Outcome]] = []
+        self.tokens = batch_size * work.tokens
+        self.ideal_s = batch_size * work.flops / matrix_rate  # duration of a step at an MFU of 1
+        self.pending: list[tuple[int, StepResult]] = []
         self.last_at = time.perf_counter()
 
-    def add(self, step: int, outcome: Outcome) -> None:
-        self.pending.append((step, outcome))
-        self._record_all_but(1 if outcome.losses.is_cuda else 0)
+    def add(self, step: int, result: StepResult) -> None:
+        self.pending.append((step, result))
+        self._log_pending(keep=1 if result.losses.is_cuda else 0)
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """While something else than steps is done; everything before is written down."""
-        self._record_all_but(0)
+        """Log all pending steps, and exclude the time inside the block from the next step."""
+        self._log_pending(keep=0)
         yield
         self.last_at = time.perf_counter()
 
-    def _record_all_but(self, count: int) -> None:
-        while len(self.pending) > count:
-            self._record(*self.pending.pop(0))
+    def _log_pending(self, *, keep: int) -> None:
+        while len(self.pending) > keep:
+            self._log_step(*self.pending.pop(0))
 
-    def _record(self, step: int, outcome: Outcome) -> None:
-        losses, norm = outcome.losses.tolist(), outcome.gradient_norm.item()
+    def _log_step(self, step: int, result: StepResult) -> None:
+        losses, norm = result.losses.tolist(), result.gradient_norm.item()
         for rank, loss in enumerate(losses):
             self._check_finite(f"loss {loss} at step {step} on rank {rank}", loss)
-        self._check_finite(f"gradient norm {norm} at step {step}", norm)  # such a gradient spoils all weights
+        self._check_finite(f"gradient norm {norm} at step {step}", norm)  # it would make all weights NaN
         loss = sum(losses) / len(losses)
         seconds = time.perf_counter() - self.last_at
         self.last_at += seconds
-        tokens_per_s, mfu = round(self.tokens / seconds), self.use / seconds
-        row = {"step": step + 1, "loss": loss, "gradient_norm": norm, "learning_rate": outcome.learning_rate}
+        tokens_per_s, mfu = round(self.tokens / seconds), self.ideal_s / seconds
+        row = {"step": step + 1, "loss": loss, "gradient_norm": norm, "learning_rate": result.learning_rate}
         self.log({**row, "step_s": round(seconds, 4), "tokens_per_s": tokens_per_s, "mfu": round(mfu, 4)})
         self.advance(1, f"loss {loss:.3f}, {tokens_per_s:,} tokens/s, MFU {mfu:.0%}")
 
     def _check_finite(self, what: str, value: float) -> None:
         if not math.isfinite(value):
             raise FloatingPointError(
-                f"stage {self.stage}: {what}: training diverged and nothing of this step is saved; "
-                "start anew with a lower learning rate and another --out"
+                f"stage {self.stage}: {what}: training diverged, this step is not saved; "
+                "start again with a lower learning rate and another --out"
             )
 
 
 @contextmanager
 def metrics_log(out: Path, first_step: int, *, written: bool = True) -> Iterator[Log]:
-    """Rows go to metrics.jsonl and TensorBoard; those of steps that will be done again are dropped first."""
+    """Yield a function that writes rows to metrics.jsonl and TensorBoard.
+
+    Rows after `first_step`, which a killed run may have left, are removed first: their steps are taken again.
+    """
     if not written:
         yield lambda row: None
         return
     file = out / METRICS_FILE
     if file.exists():
-        rows = [row for row in map(read_row, _lines(file)) if row is not None and _still_true(row, first_step)]
+        rows = [row for row in map(read_row, _lines(file)) if row is not None and _is_before(row, first_step)]
         with whole_file(file) as unfinished:
             unfinished.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     with file.open("a") as lines, _tensorboard(out / "tensorboard", first_step) as show:
@@ -102,19 +107,19 @@ def metrics_log(out: Path, first_step: int, *, written: bool = True) -> Iterator
         yield log
 
 
-def _still_true(row: Row, first_step: int) -> bool:
-    """A killed run may have logged past its checkpoint."""
+def _is_before(row: Row, first_step: int) -> bool:
+    """Whether a row was written before the checkpoint of `first_step`; its evaluation is repeated."""
     return row["step"] < first_step or (row["step"] == first_step and "loss" in row)
 
 
 def _lines(file: Path) -> list[str]:
     if file.exists() and not file.is_file():
-        raise ValueError(f"{file} is no plain file")  # reading a pipe would never end
+        raise ValueError(f"{file} is not a regular file")  # reading a pipe would not end
     return file.read_text(encoding="utf-8", errors="replace").splitlines()
 
 
 def read_row(line: str) -> Row | None:
-    """A row of metrics.jsonl; None where it is none: half a line that a killed run left, or damage."""
+    """Parse a line of metrics.jsonl; None if it is damaged, or incomplete because the run was killed."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError):
@@ -131,15 +136,15 @@ def _is_metric(value: object) -> bool:
 
 
 def read_rows(directory: Path) -> list[Row]:
-    """The rows of one stage; half a line at the end, of a killed run, is left out."""
+    """Read the metrics of one stage; an incomplete last line, left by a killed run, is skipped silently."""
     file = directory / METRICS_FILE
-    found = [read_row(line) for line in _lines(file)]
-    damaged = [number for number, row in enumerate(found, 1) if row is None and number < len(found)]
+    lines = [read_row(line) for line in _lines(file)]
+    damaged = [number for number, row in enumerate(lines, 1) if row is None and number < len(lines)]
     if damaged:
-        warnings.warn(f"{file}: line {damaged[0]} and {len(damaged) - 1} more are damaged, left out", stacklevel=2)
-    rows = [row for row in found if row is not None]
-    if found and not rows:
-        raise ValueError(f"{file} is damaged: no line of it is a row of metrics")
+        warnings.warn(f"{file}: skipped line {damaged[0]} and {len(damaged) - 1} more, damaged", stacklevel=2)
+    rows = [row for row in lines if row is not None]
+    if lines and not rows:
+        raise ValueError(f"{file} is damaged: no line holds metrics")
     return rows
 
 
@@ -160,44 +165,46 @@ def _tensorboard(directory: Path, first_step: int) -> Iterator[Log]:
         yield show
 
 
-WIDTH, HEIGHT = 72, 10
+# ---------------------------------------------------------------- in the terminal
+
+PLOT_WIDTH, PLOT_HEIGHT = 72, 10
 
 
-def stages_of(directory: Path) -> dict[str, list[Row]]:
-    """The rows of every stage of a run."""
-    found = {file.parent.name: read_rows(file.parent) for file in sorted(directory.glob(f"*/{METRICS_FILE}"))}
-    if not found:
-        raise ValueError(f"{directory} holds no run: no stage in it has a {METRICS_FILE}")
-    return found
+def read_stages(directory: Path) -> dict[str, list[Row]]:
+    """Read the metrics of all stages of a run."""
+    stages = {file.parent.name: read_rows(file.parent) for file in sorted(directory.glob(f"*/{METRICS_FILE}"))}
+    if not stages:
+        raise ValueError(f"{directory} holds no run: none of its stages has a {METRICS_FILE}")
+    return stages
 
 
 def last_values(directory: Path) -> dict[str, list[tuple[str, str]]]:
-    """The newest value of every metric, stage by stage."""
+    """Return the last value of every metric of every stage."""
     return {
         stage: [(name, f"{value:.4g}") for name, value in {k: v for row in rows for k, v in row.items()}.items()]
-        for stage, rows in stages_of(directory).items()
+        for stage, rows in read_stages(directory).items()
     }
 
 
 def curves(directory: Path) -> dict[str, str]:
-    """The loss of every stage against its steps."""
+    """Return a plot of the loss of every stage."""
     return {
         f"{stage}: loss": plot([row["loss"] for row in rows if math.isfinite(row.get("loss", math.nan))])
-        for stage, rows in stages_of(directory).items()
+        for stage, rows in read_stages(directory).items()
     }
 
 
 def plot(values: list[float]) -> str:
-    """A curve of characters; each column is the mean of its share of the values."""
+    """Plot values as text; each column is a mean of consecutive values."""
     if not values:
-        return "nothing yet"
-    columns = min(WIDTH, len(values))
+        return "no values yet"
+    columns = min(PLOT_WIDTH, len(values))
     edges = [round(column * len(values) / columns) for column in range(columns + 1)]
     means = [sum(values[a:b]) / (b - a) for a, b in pairwise(edges)]
     low, high = min(means), max(means)
-    level = [round((HEIGHT - 1) * (mean - low) / ((high - low) or 1)) for mean in means]
+    heights = [round((PLOT_HEIGHT - 1) * (mean - low) / ((high - low) or 1)) for mean in means]
     lines = []
-    for height in reversed(range(HEIGHT)):
-        label = f"{low + (high - low) * height / (HEIGHT - 1):9.3f}"
-        lines.append(f"{label} │" + "".join("•" if one == height else " " for one in level))
+    for height in reversed(range(PLOT_HEIGHT)):
+        label = f"{low + (high - low) * height / (PLOT_HEIGHT - 1):9.3f}"
+        lines.append(f"{label} │" + "".join("•" if column == height else " " for column in heights))
     return "\n".join([*lines, " " * 10 + "└" + "─" * columns, f"{'':11}1{len(values):>{max(columns - 1, 1)}}"])

@@ -1,7 +1,7 @@
-"""Muon (Jordan et al., 2024) for the matrices inside repeated blocks, AdamW for everything else, as one optimiser.
+"""One optimiser with Muon (Jordan et al., 2024) for the matrices of repeated blocks and AdamW for all else.
 
-Muon follows the momentum of a matrix with all its singular values brought close to 1, by Newton-Schulz.
-torch.optim.Muon does this matrix by matrix; here all matrices of one shape are one stack.
+Muon's update is the momentum of a matrix with its singular values brought close to 1 by Newton-Schulz iterations.
+torch.optim.Muon processes one matrix at a time; here all matrices of one shape are processed as one batch (D37).
 """
 
 import math
@@ -14,16 +14,16 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
-_COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # Jordan's: the steepest start, at the price of ending near 1, not at 1
+_COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # Jordan's: fast at first, but the singular values end near 1, not at 1
 _NUM_ITERATIONS = 5
 _MOMENTUM = 0.95
-_ADAMW_RMS = 0.2  # of AdamW's update, about (Liu et al., 2025, arXiv:2502.16982, Sec. 2.2)
+_ADAMW_RMS = 0.2  # approximate RMS of an AdamW update (Liu et al., 2025, arXiv:2502.16982, Sec. 2.2)
 
 Matrices = Float[Tensor, "N R C"]
 
 
 class Muon(torch.optim.Optimizer):
-    """Groups with `hidden` go by Muon, the others by AdamW; one learning rate serves both."""
+    """Use Muon for parameter groups with `hidden=True` and AdamW for the others, with the same learning rate."""
 
     def __init__(
         self, groups: Sequence[dict[str, Any]], *, lr: float, betas: tuple[float, float], eps: float = 1e-8
@@ -32,31 +32,31 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Parameters without a gradient rest."""
+        """Update all parameters that have a gradient."""
         for group in self.param_groups:
-            trained: list[Tensor] = [parameter for parameter in group["params"] if parameter.grad is not None]
-            if not trained:
+            parameters: list[Tensor] = [parameter for parameter in group["params"] if parameter.grad is not None]
+            if not parameters:
                 continue
-            for parameter in trained:
+            for parameter in parameters:
                 if not self.state[parameter]:
-                    self.state[parameter] = fresh_moments(parameter, moment_names(group))
-            gradients = [parameter.grad for parameter in trained if parameter.grad is not None]
-            moments = [[self.state[parameter][name] for parameter in trained] for name in moment_names(group)]
-            (_step_muon if group["hidden"] else _step_adamw)(group, trained, gradients, *moments)
+                    self.state[parameter] = zero_moments(parameter, moment_names(group))
+            gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+            moments = [[self.state[parameter][name] for parameter in parameters] for name in moment_names(group)]
+            (_step_muon if group["hidden"] else _step_adamw)(group, parameters, gradients, *moments)
 
 
 def _step_muon(
     group: Mapping[str, Any], matrices: list[Tensor], gradients: list[Tensor], momenta: list[Tensor]
 ) -> None:
     torch._foreach_lerp_(momenta, gradients, 1 - _MOMENTUM)
-    ahead = torch._foreach_lerp(gradients, momenta, _MOMENTUM)  # Nesterov
+    nesterov = torch._foreach_lerp(gradients, momenta, _MOMENTUM)
     torch._foreach_mul_(matrices, 1 - group["lr"] * group["weight_decay"])
-    for shape, places in _by_shape(matrices).items():
-        stack = torch.stack([ahead[place] for place in places])
-        step = orthogonalised(stack.bfloat16() if stack.is_cuda else stack).to(stack.dtype)
+    for shape, indices in _by_shape(matrices).items():
+        stack = torch.stack([nesterov[index] for index in indices])
+        update = orthogonalise(stack.bfloat16() if stack.is_cuda else stack).to(stack.dtype)
         torch._foreach_add_(
-            [matrices[place] for place in places],
-            list(step.contiguous().unbind()),
+            [matrices[index] for index in indices],
+            list(update.contiguous().unbind()),
             alpha=-group["lr"] * _ADAMW_RMS * math.sqrt(max(shape)),
         )
 
@@ -76,11 +76,10 @@ def _step_adamw(
     )  # fmt: skip
 
 
-def orthogonalised(matrices: Matrices) -> Matrices:
-    """U V^T of every matrix U S V^T, roughly: the singular values end between 0.7 and 1.2.
+def orthogonalise(matrices: Matrices) -> Matrices:
+    """Return approximately U V^T for each matrix U S V^T: the singular values end between 0.7 and 1.2.
 
-    Half precision is enough. A matrix that holds two, as keys and values in one, is taken as it is: nothing in its
-    shape tells it from a wide MLP.
+    bfloat16 is precise enough. A matrix that combines two projections (keys and values) is treated as one matrix.
     """
     tall = matrices.shape[1] > matrices.shape[2]
     wide = matrices.mT if tall else matrices
@@ -94,16 +93,16 @@ def orthogonalised(matrices: Matrices) -> Matrices:
 
 
 def hidden_matrices(blocks: Iterable[nn.Module]) -> set[Tensor]:
-    """The linear maps inside blocks. Tables are two-dimensional too, but their rows are added, not multiplied."""
+    """Return the weights of the linear layers in blocks; tables, which are matrices too, are left to AdamW."""
     return {module.weight for block in blocks for module in block.modules() if isinstance(module, nn.Linear)}
 
 
 def moment_names(group: Mapping[str, Any]) -> tuple[str, ...]:
-    """What an optimiser keeps for each parameter of a group."""
+    """Return the names of the optimiser state of each parameter in a group."""
     return ("momentum",) if group.get("hidden") else ("step", "exp_avg", "exp_avg_sq")
 
 
-def fresh_moments(parameter: Tensor, names: Iterable[str]) -> dict[str, Tensor]:
+def zero_moments(parameter: Tensor, names: Iterable[str]) -> dict[str, Tensor]:
     return {
         name: torch.zeros((), device=parameter.device)
         if name == "step"
@@ -113,7 +112,7 @@ def fresh_moments(parameter: Tensor, names: Iterable[str]) -> dict[str, Tensor]:
 
 
 def _by_shape(parameters: Sequence[Tensor]) -> dict[torch.Size, list[int]]:
-    places = defaultdict(list)
-    for place, parameter in enumerate(parameters):
-        places[parameter.shape].append(place)
-    return places
+    indices = defaultdict(list)
+    for index, parameter in enumerate(parameters):
+        indices[parameter.shape].append(index)
+    return indices

@@ -1,7 +1,7 @@
-"""What a stage was begun with, beside its checkpoints: it goes on with nothing else.
+"""The settings that a stage started with, in stage.json beside its checkpoints: it resumes with the same ones.
 
-Settings that only say when and how steps are computed may change. `num_steps` may not, unless nothing decays:
-the learning rate of every step follows it.
+Settings that only say when and how steps are computed may change. `num_steps` may not, since the learning rate of
+every step depends on it, unless there is no decay.
 """
 
 import json
@@ -15,105 +15,119 @@ from crocodil.checkpoints import checksums
 from crocodil.runtime.atomic import whole_file
 from crocodil.runtime.config import read_json
 
-_SEAL = "checksum"
-
-
-def write_sealed(file: Path, values: Mapping[str, Any]) -> None:
-    file.write_text(json.dumps({**values, _SEAL: _seal(values)}, indent=2) + "\n")
-
-
-def read_sealed(file: Path) -> dict[str, Any]:
-    """What `write_sealed` wrote; anything else is a ValueError."""
-    values = read_json(file)
-    if values.pop(_SEAL, None) != _seal(values):
-        raise ValueError(f"{file} is damaged, altered or of an older version: its checksum does not fit")
-    return values
-
-
-def _seal(values: Mapping[str, Any]) -> str:
-    return sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
-
-
 STAGE_FILE = "stage.json"
-_ANEW = "or start anew with another --out"
+_START_AGAIN = "or start again with another --out"
 
-# Of a loop: what does not change the steps that were done, nor (but for rounding) those to come.
+# Fields of a loop that change neither past steps nor, apart from rounding, future ones.
 MAY_CHANGE = frozenset({
     "evaluate_every", "save_every", "keep_checkpoints",
-    "num_accumulated", "compile_blocks", "recompute_blocks", "record_steps",
+    "num_accumulated", "compile_blocks", "recompute_blocks",
 })  # fmt: skip
+_REMOVED = frozenset({"record_steps"})  # fields of older versions that changed no step: their stages still resume
 
 
-def keep_to_record(out: Path, settings: Any, sources: Mapping[str, str], *, begun: bool) -> None:
-    """Write down what a stage begins with; where it has begun already, refuse to go on with something else.
+def write_or_check_record(out: Path, settings: Any, sources: Mapping[str, str], *, started: bool) -> None:
+    """Write stage.json when a stage starts; when it resumes, refuse other settings or sources.
 
-    `settings` is a config, or fields by their dotted names; `sources` are checksums of what the stage reads.
+    `settings` is a config, or its fields by dotted names. `sources` are checksums of what the stage reads.
     """
     file = out / STAGE_FILE
-    now = {"settings": json.loads(json.dumps(flattened(settings), default=_written)), "sources": dict(sources)}
-    if not begun:
+    values = json.loads(json.dumps(flatten_config(settings), default=_to_text))
+    current = {"settings": values, "sources": dict(sources)}
+    if not started:
         with whole_file(file) as unfinished:
-            write_sealed(unfinished, now)
+            write_checksummed(unfinished, current)
         return
     if not file.exists():
-        raise ValueError(f"{file} is missing, so nobody knows what this was begun with: put it back, {_ANEW}")
-    then = read_sealed(file)
-    _compare_settings(out, then.get("settings"), now["settings"])
-    for name in _differing(then.get("sources"), now["sources"], file):
-        raise ValueError(f"{out} was begun with another {name}: give it that one, {_ANEW}")
+        raise ValueError(f"{file} is missing, so the stage's settings are unknown: restore it, {_START_AGAIN}")
+    recorded = read_checksummed(file)
+    _check_settings(out, recorded.get("settings"), values)
+    for name in _differing(recorded.get("sources"), current["sources"], file):
+        raise ValueError(f"{out} was started with another {name}: use that one, {_START_AGAIN}")
 
 
-def flattened(values: Any, prefix: str = "") -> dict[str, Any]:
-    """The fields of a config by their dotted names."""
-    values = asdict(values) if is_dataclass(values) and not isinstance(values, type) else values
-    if not isinstance(values, dict):
-        return {prefix.removesuffix("."): values}
-    found: dict[str, Any] = {}
-    for name, value in values.items():
-        found |= flattened(value, f"{prefix}{name}.")
-    return found
-
-
-def selected(fields: Mapping[str, Any], wanted: Iterable[str]) -> dict[str, Any]:
-    """Those that are, or lie under, one of these names."""
-    names = tuple(wanted)
-    return {
-        name: value
-        for name, value in fields.items()
-        if any(name == one or name.startswith(f"{one}.") for one in names)
-    }
-
-
-def checksum_of(path: Path) -> str:
-    """Of a file, or of a folder: of the checksums that it holds itself, where there are some."""
-    own = path / checksums.CHECKSUM_FILE
-    files = [path] if path.is_file() else [own] if own.is_file() else sorted(filter(Path.is_file, path.iterdir()))
-    total = sha256()
-    for file in files:
-        total.update(f"{file.name} {checksums.sha256(file)}\n".encode())
-    return total.hexdigest()
-
-
-def _compare_settings(out: Path, then: Any, now: dict[str, Any]) -> None:
-    names = _differing(then, now, out / STAGE_FILE)
-    no_decay = {name.removesuffix("decay_share") for name in now if name.endswith("decay_share") and not now[name]}
-    free = {f"{loop}num_steps" for loop in no_decay}
-    names = [name for name in names if name not in free and name.rpartition(".")[2] not in MAY_CHANGE]
+def _check_settings(out: Path, recorded: Any, current: dict[str, Any]) -> None:
+    without_decay = {name for name, value in current.items() if name.endswith("decay_share") and not value}
+    may_change = {name.removesuffix("decay_share") + "num_steps" for name in without_decay}
+    names = [
+        name
+        for name in _differing(recorded, current, out / STAGE_FILE)
+        if name not in may_change and name.rpartition(".")[2] not in MAY_CHANGE | _REMOVED
+    ]
     if names:
         first, others = names[0], len(names) - 1
-        old, new = (json.dumps(some.get(first, "unset")) for some in (then, now))
+        old, new = (json.dumps(values.get(first, "unset")) for values in (recorded, current))
         more = f" (and {others} more fields differ)" if others else ""
-        raise ValueError(f"{out} was begun with {first}={old}, not {new}{more}: go on with the old value, {_ANEW}")
+        raise ValueError(
+            f"{out} was started with {first}={old}, not {new}{more}: resume with the old value, {_START_AGAIN}"
+        )
 
 
-def _differing(then: Any, now: dict[str, Any], file: Path) -> list[str]:
-    if not isinstance(then, dict):
-        raise ValueError(f"{file} is damaged: put it back, {_ANEW}")
-    return [name for name in {**now, **then} if then.get(name, _UNSET) != now.get(name, _UNSET)]
+def _differing(recorded: Any, current: dict[str, Any], file: Path) -> list[str]:
+    if not isinstance(recorded, dict):
+        raise ValueError(f"{file} is damaged: restore it, {_START_AGAIN}")
+    return [name for name in {**current, **recorded} if recorded.get(name, _UNSET) != current.get(name, _UNSET)]
 
 
 _UNSET = object()
 
 
-def _written(value: object) -> str:
+def _to_text(value: object) -> str:
     return str(value.resolve()) if isinstance(value, Path) else str(value)
+
+
+# ---------------------------------------------------------------- fields of a config
+
+
+def flatten_config(values: Any, prefix: str = "") -> dict[str, Any]:
+    """Return the fields of a config by their dotted names."""
+    values = asdict(values) if is_dataclass(values) and not isinstance(values, type) else values
+    if not isinstance(values, dict):
+        return {prefix.removesuffix("."): values}
+    fields: dict[str, Any] = {}
+    for name, value in values.items():
+        fields |= flatten_config(value, f"{prefix}{name}.")
+    return fields
+
+
+def select_fields(fields: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """Return the fields with one of these dotted names, or below one of them."""
+    prefixes = tuple(f"{name}." for name in names)
+    return {name: value for name, value in fields.items() if f"{name}.".startswith(prefixes)}
+
+
+# ---------------------------------------------------------------- checksums
+
+_CHECKSUM = "checksum"
+
+
+def write_checksummed(file: Path, values: Mapping[str, Any]) -> None:
+    """Write values as JSON, with a checksum of them."""
+    file.write_text(json.dumps({**values, _CHECKSUM: _checksum(values)}, indent=2) + "\n")
+
+
+def read_checksummed(file: Path) -> dict[str, Any]:
+    """Read what `write_checksummed` wrote; anything else is a ValueError."""
+    values = read_json(file)
+    if values.pop(_CHECKSUM, None) != _checksum(values):
+        raise ValueError(f"{file} is damaged, edited or from an older version: its checksum does not match")
+    return values
+
+
+def _checksum(values: Mapping[str, Any]) -> str:
+    return sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+
+def checksum_of(path: Path) -> str:
+    """Return the checksum of a file or folder; a folder with a checksum file is represented by that file."""
+    listed = path / checksums.CHECKSUM_FILE
+    if path.is_file():
+        files = [path]
+    elif listed.is_file():
+        files = [listed]
+    else:
+        files = sorted(filter(Path.is_file, path.iterdir()))
+    total = sha256()
+    for file in files:
+        total.update(f"{file.name} {checksums.sha256(file)}\n".encode())
+    return total.hexdigest()

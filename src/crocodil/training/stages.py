@@ -1,25 +1,20 @@
-"""The stages of the paper: base, guided, cached registers, prior, conditional prior. They know no loop.
+"""The trained stages of the paper: base, guided, prior and conditional prior. The training loop is in `loop.py`.
 
-A stage holds its networks and its data, and turns a step and some places of its batch into a loss. Which programs
-these are, and every random draw, follow from the seed, the step and the place alone.
+A stage holds its networks and its data, and computes the loss of a step. Indices are positions within the step's
+batch: the programs and all random draws follow from the seed, the step and the index.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
-from statistics import fmean
-from typing import NamedTuple
+from functools import partial
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from crocodil.corpus.order import Order
-from crocodil.corpus.shards import Programs
 from crocodil.models.demasker import Demasker
 from crocodil.models.llada import LLaDA
-from crocodil.models.register_denoiser import RegisterDenoiser, RegisterDenoiserConfig
+from crocodil.models.register_denoiser import RegisterDenoiser
 from crocodil.models.register_encoder import RegisterEncoder
 from crocodil.objectives import (
     DemaskerObjective,
@@ -29,104 +24,19 @@ from crocodil.objectives import (
     guided_loss,
     prior_loss,
 )
-from crocodil.processes.gaussian import Denoise
-from crocodil.processes.masking import bare_canvas, stratified_times
-from crocodil.sampling.configs import Drawing
-from crocodil.seeding import Streams
-from crocodil.shapes import RegisterBank
+from crocodil.processes.masking import bare_canvas
 from crocodil.text.encode import encode_tokens
 from crocodil.text.retokenizer import Retokenizer
-from crocodil.training.adapting import learned_parameters
-from crocodil.training.cached_registers import CachedRegisters, to_device
+from crocodil.training.adapting import trainable_parameters
+from crocodil.training.data import CachedRegisters, Data
 from crocodil.training.loop import Phase
-from crocodil.training.validation import (
-    accuracy_by_mask_prob,
-    denoising_by_time,
-    gap_of_drawn,
-    half_hidden,
-)
+from crocodil.training.validation import demasking_metrics, mask_half, prior_metrics
 from crocodil.training.work import Work, base_flops, conditional_flops, guided_flops, prior_flops
-
-
-@dataclass(frozen=True, kw_only=True)
-class Data:
-    """Programs of train and valid at every length, and the key under which they are drawn.
-
-    Lengths take turns, a step each, so that every batch has one shape; one that is there twice has two turns.
-    """
-
-    train: Sequence[Programs]
-    valid: Sequence[Programs]
-    batch_size: int
-    seed: int = 0
-    num_valid: int = 128
-    device: str = "cpu"
-
-    def __post_init__(self) -> None:
-        for name, views in (("train", self.train), ("valid", self.valid)):
-            for programs in views:
-                if not len(programs):
-                    raise ValueError(f"the {name} split holds no program of at most {programs.length} tokens")
-
-    @property
-    def lengths(self) -> list[int]:
-        return [programs.length for programs in self.train]
-
-    @cached_property
-    def orders(self) -> list[Order]:
-        return [Order(len(programs), f"train {self.seed} turn {turn}") for turn, programs in enumerate(self.train)]
-
-    def turn(self, step: int) -> int:
-        """Whose turn it is: the place of a length among all."""
-        return step % len(self.train)
-
-    def numbers(self, step: int, places: range) -> np.ndarray:
-        """Which programs of their length stand at these places of a step's batch."""
-        first = step // len(self.train) * self.batch_size
-        return self.orders[self.turn(step)].at(np.arange(first + places.start, first + places.stop))
-
-    def tokens(self, step: int, places: range) -> Tensor:
-        programs = self.train[self.turn(step)]
-        return to_device(programs.batch(self.numbers(step, places)), self.device)
-
-    def streams(self, step: int, places: range) -> Streams:
-        return Streams.of("train", self.seed, step, samples=places, device=self.device)
-
-    def times(self, step: int, places: range) -> Tensor:
-        """Stratified over the whole batch."""
-        shift = Streams.of("times", self.seed, samples=[step]).uniform().item()
-        index = torch.arange(places.start, places.stop, device=self.device)
-        return stratified_times(index, batch_size=self.batch_size, shift=shift)
-
-    def mean_work(self, work: Callable[[int], Work]) -> Work:
-        """Of a sample, over all lengths."""
-        works = [work(length) for length in self.lengths]
-        return Work(fmean(one.tokens for one in works), fmean(one.flops for one in works))
-
-    def held_out(self) -> Iterator["HeldOut"]:
-        """The programs that validation looks at, always the same, for every length."""
-        turns = {programs.length: turn for turn, programs in enumerate(self.valid)}
-        for turn in turns.values():
-            programs = self.valid[turn]
-            count = min(self.num_valid, len(programs))
-            numbers = Order(len(programs), "valid").at(np.arange(count))
-            tokens = torch.from_numpy(programs.batch(numbers)).to(self.device)
-            suffix = f", length {programs.length}" if len(turns) > 1 else ""
-            yield HeldOut(turn, numbers, tokens, suffix)
-
-
-class HeldOut(NamedTuple):
-    """Validation programs of one length."""
-
-    turn: int
-    numbers: np.ndarray
-    tokens: Tensor
-    suffix: str  # of the names of what is measured on them
 
 
 @dataclass
 class BaseStage:
-    """Plain masked diffusion: the baseline of every comparison, and what the guided demasker starts from."""
+    """Plain masked diffusion: the baseline of all comparisons, and the starting point of the guided demasker."""
 
     demasker: LLaDA
     data: Data
@@ -145,30 +55,30 @@ class BaseStage:
         return list(self.demasker.blocks)
 
     def work(self) -> Work:
-        return self.data.mean_work(self._work)
+        return self.data.mean_work(self._work_at)
 
-    def _work(self, length: int) -> Work:
+    def _work_at(self, length: int) -> Work:
         return Work(length, base_flops(self.demasker.config, length=length))
 
-    def loss(self, step: int, places: range) -> Tensor:
+    def loss(self, step: int, indices: range) -> Tensor:
         return base_loss(
             self.demasker,
-            self.data.tokens(step, places),
+            self.data.tokens(step, indices),
             mask_id=self.demasker.config.mask_id,
-            streams=self.data.streams(step, places),
-            time=self.data.times(step, places),
+            streams=self.data.streams(step, indices),
+            time=self.data.times(step, indices),
         )
 
     def evaluate(self) -> dict[str, float]:
-        found: dict[str, float] = {}
-        for held_out in self.data.held_out():
-            found |= accuracy_by_mask_prob(
+        metrics: dict[str, float] = {}
+        for batch in self.data.validation_batches():
+            metrics |= demasking_metrics(
                 lambda noisy, rows: self.demasker(noisy, rows=rows),
-                held_out.tokens,
+                batch.tokens,
                 mask_id=self.demasker.config.mask_id,
-                suffix=held_out.suffix,
+                suffix=batch.suffix,
             )
-        return found
+        return metrics
 
 
 @dataclass
@@ -180,8 +90,8 @@ class GuidedStage:
     data: Data
     objective: DemaskerObjective = field(default_factory=DemaskerObjective)
     warmup_steps: int = 4000  # App. C
-    retokenizer: Retokenizer | None = None  # for an encoder with a vocabulary of its own (decision D7)
-    num_modelled: int = 0  # registers that a prior will model: what validation looks at besides all and none
+    retokenizer: Retokenizer | None = None  # for an encoder with its own vocabulary (decision D7)
+    num_prior_registers: int = 0  # validation also uses the first registers, which a prior will model
     name: str = "guided"
 
     def modules(self) -> Mapping[str, nn.Module]:
@@ -191,20 +101,20 @@ class GuidedStage:
         return {
             "encoder": list(self.encoder.parameters()),
             "interface": self.demasker.interface(),
-            "demasker": learned_parameters(self.demasker.backbone),
+            "demasker": trainable_parameters(self.demasker.backbone),
         }
 
     def phases(self) -> Sequence[Phase]:
-        warm_up = frozenset({"encoder", "interface"})
-        return (Phase(self.warmup_steps, warm_up), Phase(math.inf, warm_up | {"demasker"}))
+        warmup = frozenset({"encoder", "interface"})
+        return (Phase(self.warmup_steps, warmup), Phase(math.inf, warmup | {"demasker"}))
 
     def repeated_blocks(self) -> Sequence[nn.Module]:
         return [*self.demasker.backbone.blocks, *self.encoder.backbone.layers]
 
     def work(self) -> Work:
-        return self.data.mean_work(self._work)
+        return self.data.mean_work(self._work_at)
 
-    def _work(self, length: int) -> Work:
+    def _work_at(self, length: int) -> Work:
         adapted = len(self.groups()["demasker"]) < len(list(self.demasker.backbone.parameters()))
         flops = guided_flops(
             self.demasker.config,
@@ -218,30 +128,30 @@ class GuidedStage:
     def encode(self, tokens: Tensor, hidden: Tensor | None = None) -> Tensor:
         return encode_tokens(self.encoder, tokens, hidden, retokenizer=self.retokenizer)
 
-    def loss(self, step: int, places: range) -> Tensor:
+    def loss(self, step: int, indices: range) -> Tensor:
         return guided_loss(
             self.encode,
             self.demasker,
-            self.data.tokens(step, places),
+            self.data.tokens(step, indices),
             objective=self.objective,
             mask_id=self.demasker.config.backbone.mask_id,
-            streams=self.data.streams(step, places),
-            time=self.data.times(step, places),
+            streams=self.data.streams(step, indices),
+            time=self.data.times(step, indices),
         )
 
     def evaluate(self) -> dict[str, float]:
-        """With all registers, with those that a prior will model, and with none."""
+        """Validate with all registers, with those that a prior will model, and with none."""
         mask_id = self.demasker.config.backbone.mask_id
-        found: dict[str, float] = {}
-        for held_out in self.data.held_out():
-            registers = self.encode(held_out.tokens)
+        metrics: dict[str, float] = {}
+        for batch in self.data.validation_batches():
+            registers = self.encode(batch.tokens)
             counts = {"": registers.shape[1], " without registers": 0}
-            if self.num_modelled:
-                counts[f" with {self.num_modelled} registers"] = self.num_modelled
-            for kind, count in counts.items():
-                demask, suffix = partial(self._demask, registers[:, :count]), kind + held_out.suffix
-                found |= accuracy_by_mask_prob(demask, held_out.tokens, mask_id=mask_id, suffix=suffix)
-        return found
+            if self.num_prior_registers:
+                counts[f" with {self.num_prior_registers} registers"] = self.num_prior_registers
+            for label, count in counts.items():
+                demask, suffix = partial(self._demask, registers[:, :count]), label + batch.suffix
+                metrics |= demasking_metrics(demask, batch.tokens, mask_id=mask_id, suffix=suffix)
+        return metrics
 
     def _demask(self, registers: Tensor, noisy_tokens: Tensor, rows: Tensor) -> Tensor:
         return self.demasker(noisy_tokens, registers, rows=rows)
@@ -249,10 +159,10 @@ class GuidedStage:
 
 @dataclass
 class PriorStage:
-    """Algorithm 5, on registers that were encoded once."""
+    """Algorithm 5, on cached registers."""
 
     denoiser: RegisterDenoiser
-    registers: Sequence[CachedRegisters]  # of every length
+    registers: Sequence[CachedRegisters]  # one per length
     valid_registers: Sequence[CachedRegisters]
     data: Data
     objective: PriorObjective = field(default_factory=PriorObjective)
@@ -273,36 +183,30 @@ class PriorStage:
     def work(self) -> Work:
         return Work(self.denoiser.config.num_registers, prior_flops(self.denoiser.config))
 
-    def loss(self, step: int, places: range) -> Tensor:
-        return self.loss_of(*self.inputs(step, places))
-
-    def inputs(self, step: int, places: range) -> tuple[Tensor, Tensor]:
-        """Registers, and the keys of their random streams."""
-        numbers = self.data.numbers(step, places)
-        registers = self.registers[self.data.turn(step)].batch(numbers, self.data.device)
-        return registers, self.data.streams(step, places).keys
-
-    def loss_of(self, registers: Tensor, keys: Tensor) -> Tensor:
-        return prior_loss(self.denoiser, registers, objective=self.objective, streams=Streams(keys))
+    def loss(self, step: int, indices: range) -> Tensor:
+        program_ids = self.data.program_ids(step, indices)
+        registers = self.registers[self.data.turn(step)].batch(program_ids, self.data.device)
+        streams = self.data.streams(step, indices)
+        return prior_loss(self.denoiser, registers, objective=self.objective, streams=streams)
 
     def evaluate(self) -> dict[str, float]:
-        found: dict[str, float] = {}
-        for held_out in self.data.held_out():
-            registers = self.valid_registers[held_out.turn].batch(held_out.numbers, self.data.device)
-            found |= judged_prior(self.denoiser, registers, self.denoiser.config, self.objective, held_out.suffix)
-        return found
+        metrics: dict[str, float] = {}
+        for batch in self.data.validation_batches():
+            registers = self.valid_registers[batch.turn].batch(batch.program_ids, self.data.device)
+            metrics |= prior_metrics(self.denoiser, registers, self.denoiser.config, self.objective, batch.suffix)
+        return metrics
 
 
 @dataclass
 class ConditionalPriorStage:
-    """Algorithm 4: the condition is the encoding of what is visible.
+    """Algorithm 4: the condition is the encoding of the visible tokens.
 
-    The encoder is the one of stage 2, held fixed, or one of its own that learns along (Sec. 4.3.2, comment iii).
+    The encoder is the frozen one of stage guided, or a copy that is trained too (Sec. 4.3.2, comment iii).
     """
 
     denoiser: RegisterDenoiser
     encoder: RegisterEncoder
-    registers: Sequence[CachedRegisters]  # of every length
+    registers: Sequence[CachedRegisters]  # one per length
     valid_registers: Sequence[CachedRegisters]
     data: Data
     mask_id: int
@@ -312,8 +216,8 @@ class ConditionalPriorStage:
     name: str = "conditional"
 
     def modules(self) -> Mapping[str, nn.Module]:
-        learning = {"condition_encoder": self.encoder} if self.encoder_learns else {}
-        return {"denoiser": self.denoiser, **learning}
+        trained_encoder = {"condition_encoder": self.encoder} if self.encoder_learns else {}
+        return {"denoiser": self.denoiser, **trained_encoder}
 
     def groups(self) -> Mapping[str, Sequence[nn.Parameter]]:
         return {name: list(module.parameters()) for name, module in self.modules().items()}
@@ -325,9 +229,9 @@ class ConditionalPriorStage:
         return [*self.denoiser.blocks, *self.encoder.backbone.layers]
 
     def work(self) -> Work:
-        return self.data.mean_work(self._work)
+        return self.data.mean_work(self._work_at)
 
-    def _work(self, length: int) -> Work:
+    def _work_at(self, length: int) -> Work:
         flops = conditional_flops(
             self.denoiser.config,
             self.encoder.config,
@@ -337,18 +241,12 @@ class ConditionalPriorStage:
         )
         return Work(length, flops)
 
-    def loss(self, step: int, places: range) -> Tensor:
-        return self.loss_of(*self.inputs(step, places))
-
-    def inputs(self, step: int, places: range) -> tuple[Tensor, Tensor, Tensor]:
-        """Tokens of those that see some, registers, and the keys of their random streams."""
-        num_bare = min(round(self.objective.bare_rate * len(places)), len(places) - 1)
-        tokens = self.data.tokens(step, places[num_bare:])
-        numbers = self.data.numbers(step, places)
-        registers = self.registers[self.data.turn(step)].batch(numbers, self.data.device)
-        return tokens, registers, self.data.streams(step, places).keys
-
-    def loss_of(self, tokens: Tensor, registers: Tensor, keys: Tensor) -> Tensor:
+    def loss(self, step: int, indices: range) -> Tensor:
+        # The first samples of the batch have a bare canvas, so their tokens are not needed.
+        num_bare = min(round(self.objective.bare_rate * len(indices)), len(indices) - 1)
+        tokens = self.data.tokens(step, indices[num_bare:])
+        program_ids = self.data.program_ids(step, indices)
+        registers = self.registers[self.data.turn(step)].batch(program_ids, self.data.device)
         return conditional_prior_loss(
             self.denoiser,
             self.encode,
@@ -356,7 +254,7 @@ class ConditionalPriorStage:
             registers,
             objective=self.objective,
             mask_id=self.mask_id,
-            streams=Streams(keys),
+            streams=self.data.streams(step, indices),
         )
 
     def encode(self, tokens: Tensor, hidden: Tensor | None) -> Tensor:
@@ -364,30 +262,16 @@ class ConditionalPriorStage:
             return encode_tokens(self.encoder, tokens, hidden, retokenizer=self.retokenizer)
 
     def evaluate(self) -> dict[str, float]:
-        """Of a bare canvas, and of one with half of its tokens visible."""
-        found: dict[str, float] = {}
-        for held_out in self.data.held_out():
-            registers = self.valid_registers[held_out.turn].batch(held_out.numbers, self.data.device)
+        """Validate given a bare canvas, and given one with half of the tokens visible."""
+        metrics: dict[str, float] = {}
+        for batch in self.data.validation_batches():
+            registers = self.valid_registers[batch.turn].batch(batch.program_ids, self.data.device)
             views = {
-                "": bare_canvas(held_out.tokens, mask_id=self.mask_id),
-                ", half visible": half_hidden(held_out.tokens, mask_id=self.mask_id),
+                "": bare_canvas(batch.tokens, mask_id=self.mask_id),
+                ", half visible": mask_half(batch.tokens, mask_id=self.mask_id),
             }
-            for kind, (noisy, hidden) in views.items():
+            for label, (noisy, hidden) in views.items():
                 denoise = partial(self.denoiser, condition=self.encode(noisy, hidden))
-                suffix = kind + held_out.suffix
-                found |= judged_prior(denoise, registers, self.denoiser.config, self.objective, suffix)
-        return found
-
-
-def judged_prior(
-    denoise: Denoise,
-    registers: RegisterBank,
-    config: RegisterDenoiserConfig,
-    objective: PriorObjective,
-    suffix: str,
-) -> dict[str, float]:
-    """How well registers are denoised, and how far drawn ones are from encoded ones."""
-    drawing = Drawing(largest_offset=objective.largest_offset, time_shift=objective.time_shift)
-    return denoising_by_time(denoise, registers, suffix=suffix) | gap_of_drawn(
-        denoise, registers, drawing, self_conditioned=config.self_conditioned, suffix=suffix
-    )
+                suffix = label + batch.suffix
+                metrics |= prior_metrics(denoise, registers, self.denoiser.config, self.objective, suffix)
+        return metrics

@@ -1,9 +1,11 @@
-"""What a stage reports about held-out programs: always the same ones, under the same masks and noise."""
+"""Metrics on validation programs. Programs, masks and noise are the same at every evaluation."""
 
 import torch
 
 from crocodil.metrics.likelihood import Demask, demasking_accuracy
 from crocodil.metrics.register_quality import prdc_per_register, psnr, squared_error_by_time
+from crocodil.models.register_denoiser import RegisterDenoiserConfig
+from crocodil.objectives import PriorObjective
 from crocodil.processes.gaussian import Denoise
 from crocodil.processes.masking import Masked, mask_tokens
 from crocodil.sampling.algorithms import draw_registers
@@ -14,41 +16,56 @@ from crocodil.shapes import RegisterBank, TokenIds
 MASK_PROBS = (0.1, 0.5, 0.9, 1.0)
 TIMES = (0.1, 0.3, 0.5, 0.7, 0.9)
 NUM_DRAW_STEPS = 32
-NEAREST = 5  # neighbours, of PRDC
+NUM_NEIGHBOURS = 5  # of PRDC
 
 
-def accuracy_by_mask_prob(demask: Demask, tokens: TokenIds, *, mask_id: int, suffix: str = "") -> dict[str, float]:
-    """Cross-entropy and top-1 at the hidden positions."""
-    found = {}
+def demasking_metrics(demask: Demask, tokens: TokenIds, *, mask_id: int, suffix: str = "") -> dict[str, float]:
+    """Return cross-entropy and top-1 accuracy at the hidden positions, for several mask probabilities."""
+    metrics = {}
     for prob in MASK_PROBS:
         accuracy = demasking_accuracy(demask, tokens, prob, mask_id=mask_id, streams=_streams(tokens))
-        found[f"valid cross-entropy at mask {prob}{suffix}"] = accuracy.cross_entropy
-        found[f"valid top-1 at mask {prob}{suffix}"] = accuracy.top1
-    return found
+        metrics[f"valid cross-entropy at mask {prob}{suffix}"] = accuracy.cross_entropy
+        metrics[f"valid top-1 at mask {prob}{suffix}"] = accuracy.top1
+    return metrics
 
 
-def half_hidden(tokens: TokenIds, *, mask_id: int) -> Masked:
+def mask_half(tokens: TokenIds, *, mask_id: int) -> Masked:
+    """Hide each token with probability 0.5."""
     mask_prob = torch.full((len(tokens),), 0.5, device=tokens.device)
     return mask_tokens(tokens, mask_prob, mask_id=mask_id, streams=_streams(tokens).at("half"))
 
 
-def denoising_by_time(denoise: Denoise, registers: RegisterBank, *, suffix: str = "") -> dict[str, float]:
-    """How well noisy registers are seen through (App. E): squared error, and PSNR in decibel."""
-    found = {}
-    for time, error in squared_error_by_time(denoise, registers, TIMES, streams=_streams(registers)).items():
-        found[f"valid mse at time {time}{suffix}"] = error
-        found[f"valid psnr at time {time}{suffix}"] = psnr(error)
-    return found
-
-
-def gap_of_drawn(
-    denoise: Denoise, registers: RegisterBank, drawing: Drawing, *, self_conditioned: bool, suffix: str = ""
+def prior_metrics(
+    denoise: Denoise,
+    registers: RegisterBank,
+    config: RegisterDenoiserConfig,
+    objective: PriorObjective,
+    suffix: str,
 ) -> dict[str, float]:
-    """How far drawn registers are from encoded ones: PRDC, register by register (App. E).
+    """Return how well a prior denoises registers, and how close drawn registers are to encoded ones."""
+    drawing = Drawing(largest_offset=objective.largest_offset, time_shift=objective.time_shift)
+    return _denoising_metrics(denoise, registers, suffix) | _drawing_metrics(
+        denoise, registers, drawing, self_conditioned=config.self_conditioned, suffix=suffix
+    )
 
-    All would be near 1 if the prior were perfect; coverage shows first that it is not.
+
+def _denoising_metrics(denoise: Denoise, registers: RegisterBank, suffix: str) -> dict[str, float]:
+    """Return the squared error of denoised registers, and its PSNR in decibels, at several times (App. E)."""
+    metrics = {}
+    for time, error in squared_error_by_time(denoise, registers, TIMES, streams=_streams(registers)).items():
+        metrics[f"valid mse at time {time}{suffix}"] = error
+        metrics[f"valid psnr at time {time}{suffix}"] = psnr(error)
+    return metrics
+
+
+def _drawing_metrics(
+    denoise: Denoise, registers: RegisterBank, drawing: Drawing, *, self_conditioned: bool, suffix: str
+) -> dict[str, float]:
+    """Return PRDC between drawn and encoded registers, averaged over the registers (App. E).
+
+    A perfect prior has values near 1. Coverage is the first to drop.
     """
-    if len(registers) <= NEAREST:
+    if len(registers) <= NUM_NEIGHBOURS:
         return {}
     drawn, _ = draw_registers(
         denoise,
@@ -58,8 +75,8 @@ def gap_of_drawn(
         self_conditioned=self_conditioned,
         streams=_streams(registers).at("draw"),
     )
-    found = prdc_per_register(registers, drawn, nearest=NEAREST).mean._asdict()
-    return {f"valid {name} of drawn registers{suffix}": value for name, value in found.items()}
+    prdc = prdc_per_register(registers, drawn, nearest=NUM_NEIGHBOURS).mean._asdict()
+    return {f"valid {name} of drawn registers{suffix}": value for name, value in prdc.items()}
 
 
 def _streams(batch: torch.Tensor) -> Streams:

@@ -1,4 +1,4 @@
-"""How much arithmetic a network does, and how fast a device could do it: what MFU is made of."""
+"""Floating-point operations of training, and the matrix rate of a device: their ratio is the MFU."""
 
 import time
 from dataclasses import dataclass
@@ -12,19 +12,20 @@ from crocodil.models.register_denoiser import RegisterDenoiserConfig
 from crocodil.models.register_encoder import RegisterEncoderConfig
 from crocodil.seeding import generator_for
 
-LEARNING, PASSING, RESTING = 3, 2, 1  # a network that learns, that only hands gradients on, that needs none
+# Cost of a step in forward passes: weights trained; only gradients passed through (adapters); no gradients.
+TRAINED, PASSED_THROUGH, FROZEN = 3, 2, 1
 
 
 @dataclass(frozen=True)
 class Work:
-    """Of one sample in one training step."""
+    """Tokens and operations of one sample in one training step."""
 
     tokens: float
     flops: float
 
 
 def demasker_flops(config: LLaDAConfig, *, positions: int, rows: float) -> float:
-    """One sample forward: the blocks, attention, and the head on `rows` of the text."""
+    """Return the operations of one forward pass of one sample; the head reads `rows` positions of the text."""
     kv_width = config.num_kv_heads * config.head_width
     block = 2 * config.width**2 + 2 * config.width * kv_width + 3 * config.width * config.mlp_width
     attention = 2 * positions * config.width
@@ -32,14 +33,14 @@ def demasker_flops(config: LLaDAConfig, *, positions: int, rows: float) -> float
 
 
 def encoder_flops(config: RegisterEncoderConfig, *, positions: int) -> float:
-    """One sample forward; causal attention is counted as a full one, which is what is computed."""
+    """Return the operations of one forward pass of one sample; causal attention counts in full."""
     inner, kv_width = config.num_heads * config.head_width, config.num_kv_heads * config.head_width
     block = 2 * config.width * (inner + kv_width) + 3 * config.width * config.mlp_width
     return 2 * config.num_layers * positions * (block + 2 * positions * inner)
 
 
 def denoiser_flops(config: RegisterDenoiserConfig) -> float:
-    """One bank forward, with the condition's cross-attention where there is one."""
+    """Return the operations of one forward pass of one register bank, including cross-attention."""
     width, count, context = config.width, config.num_registers, config.condition_length
     block = (4 + 2 * config.mlp_ratio) * width**2 + 2 * count * width
     if context:
@@ -47,12 +48,12 @@ def denoiser_flops(config: RegisterDenoiserConfig) -> float:
     return 2 * config.num_layers * (count * block + context * 2 * width**2)
 
 
-# ---------------------------------------------------------------- one sample of a stage, forward and backward
+# ---------------------------------------------------------------- one sample in a training step of each stage
 
 
 def base_flops(config: LLaDAConfig, *, length: int) -> float:
     """Plain masked diffusion: half of the tokens are hidden on average."""
-    return LEARNING * demasker_flops(config, positions=length, rows=length / 2)
+    return TRAINED * demasker_flops(config, positions=length, rows=length / 2)
 
 
 def guided_flops(
@@ -63,17 +64,17 @@ def guided_flops(
     all_mask_rate: float,
     adapted: bool = False,
 ) -> float:
-    """Algorithm 1: START, registers and END stand before the text; the encoder reads text and registers."""
+    """Algorithm 1: the demasker reads START, registers, END and text; the encoder reads text and registers."""
     positions = length + demasker.num_registers + 2
     hidden = all_mask_rate + (1 - all_mask_rate) / 2
     demasking = demasker_flops(demasker.backbone, positions=positions, rows=hidden * length)
     encoding = encoder_flops(encoder, positions=length + encoder.num_registers)
-    return (PASSING if adapted else LEARNING) * demasking + LEARNING * encoding
+    return (PASSED_THROUGH if adapted else TRAINED) * demasking + TRAINED * encoding
 
 
 def prior_flops(config: RegisterDenoiserConfig) -> float:
-    """Algorithm 5, on registers that were encoded before."""
-    return LEARNING * denoiser_flops(config)
+    """Algorithm 5, on cached registers."""
+    return TRAINED * denoiser_flops(config)
 
 
 def conditional_flops(
@@ -84,25 +85,25 @@ def conditional_flops(
     bare_rate: float,
     encoder_learns: bool = False,
 ) -> float:
-    """Algorithm 4: the encoder reads the texts of those samples that do not have a bare canvas."""
+    """Algorithm 4: the encoder reads the text of all samples that do not have a bare canvas."""
     encoding = encoder_flops(encoder, positions=length + encoder.num_registers)
-    read = (LEARNING if encoder_learns else RESTING) * encoding
-    return prior_flops(denoiser) + (1 - bare_rate) * read
+    condition = (TRAINED if encoder_learns else FROZEN) * encoding
+    return prior_flops(denoiser) + (1 - bare_rate) * condition
 
 
 # ---------------------------------------------------------------- the device
 
 
 def matrix_rate(device: str) -> float:
-    """Floating-point operations a second that the device reaches on one large product in training's dtype."""
+    """Measure the operations per second of a large matrix product: bfloat16 on a GPU, float32 on a CPU."""
     on_gpu = device.startswith("cuda")
     size, dtype = (8192, torch.bfloat16) if on_gpu else (512, torch.float32)
     matrix = torch.randn(size, size, device=device, dtype=dtype, generator=generator_for("matrix", device=device))
-    _seconds_of_products(matrix, 3)  # warm
-    return 10 * 2 * size**3 / _seconds_of_products(matrix, 10)
+    _time_products(matrix, 3)  # warm up
+    return 10 * 2 * size**3 / _time_products(matrix, 10)
 
 
-def _seconds_of_products(matrix: Tensor, count: int) -> float:
+def _time_products(matrix: Tensor, count: int) -> float:
     started_at = time.perf_counter()
     for _ in range(count):
         matrix @ matrix

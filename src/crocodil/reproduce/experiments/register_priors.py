@@ -58,7 +58,7 @@ def _psnr_row(context: Context, name: str, time: float) -> Row:
 
 
 def _denoise(context: Context, prior: RegisterDenoiser, seen: TokenIds | None) -> Denoise:
-    if prior.enter_condition is None:
+    if prior.condition_embed is None:
         return prior
     condition = context.pipe.condition(context.pipe.canvas(context.length).tokens if seen is None else seen)
     return lambda registers, time: prior(registers, time, condition=condition)

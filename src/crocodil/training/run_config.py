@@ -1,0 +1,110 @@
+"""The configuration of a run: the shapes of all networks and the settings of all stages, saved as run.json."""
+
+import json
+from dataclasses import asdict, field
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+from crocodil.models.demasker import DemaskerConfig
+from crocodil.models.register_denoiser import RegisterDenoiserConfig
+from crocodil.models.register_encoder import RegisterEncoderConfig
+from crocodil.objectives import DemaskerObjective, PriorObjective
+from crocodil.runtime.atomic import locked, remove_unfinished, whole_file
+from crocodil.runtime.config import Amount, Count, Lengths, config, read_as, read_json
+from crocodil.training.adapting import LoRA
+from crocodil.training.loop import LoopConfig
+
+RUN_FILE = "run.json"
+
+
+@config
+class Pretrained:
+    """Folders of public checkpoints, each with its tokenizer.json; without them training starts from scratch."""
+
+    llada: Path | None = None
+    qwen: Path | None = None
+
+
+# Pairs of fields that must have the same value.
+_SAME = (
+    ("demasker.register_width", "encoder.register_width"),
+    ("prior.register_width", "encoder.register_width"),
+    ("conditional.register_width", "encoder.register_width"),
+    ("conditional.condition_width", "encoder.register_width"),
+    ("demasker.num_registers", "encoder.num_registers"),
+    ("conditional.condition_length", "encoder.num_registers"),
+    ("conditional.num_registers", "prior.num_registers"),
+)
+
+
+@config
+class Run:
+    lengths: Lengths  # of the programs, in tokens; several lengths take turns (decision D27)
+    demasker: DemaskerConfig
+    encoder: RegisterEncoderConfig
+    prior: RegisterDenoiserConfig
+    conditional: RegisterDenoiserConfig
+    base_loop: LoopConfig
+    guided_loop: LoopConfig
+    prior_loop: LoopConfig
+    conditional_loop: LoopConfig
+    guided_objective: DemaskerObjective = field(default_factory=DemaskerObjective)
+    prior_objective: PriorObjective = field(default_factory=PriorObjective)
+    encoder_warmup_steps: Amount = 4000  # App. C
+    encoder_begins_as_base: bool = False  # initialise the encoder from the first blocks of the base (decision D28)
+    condition_encoder_learns: bool = False  # Sec. 4.3.2, comment iii
+    encode_batch: Count = 256  # programs per batch in stage registers
+    pretrained: Pretrained = field(default_factory=Pretrained)
+    lora: LoRA | None = None  # in stage guided: train adapters on a frozen demasker
+
+    def __post_init__(self) -> None:
+        for first, second in _SAME:
+            values = attrgetter(first, second)(self)
+            if values[0] != values[1]:
+                raise ValueError(f"{first} is {values[0]} and {second} is {values[1]}: they must be equal")
+        if self.prior.condition_width is not None:
+            raise ValueError("prior.condition_width is set: only conditional has a condition")
+        available = self.encoder.num_registers
+        if self.prior.num_registers > available:
+            wanted = self.prior.num_registers
+            raise ValueError(f"prior.num_registers is {wanted}: the encoder has only {available}")
+        if max(self.guided_objective.prefix_lengths, default=0) > available:
+            raise ValueError(f"guided_objective.prefix_lengths: the encoder has only {available} registers")
+
+    @property
+    def num_prior_registers(self) -> int:
+        return self.prior.num_registers
+
+
+# ---------------------------------------------------------------- run.json
+
+
+def write_run_file(run: Run, out: Path) -> None:
+    """Write run.json. Each stage that starts writes it again, so it shows the settings of the newest stage."""
+    with locked(out, wait_s=60):  # other stages may be starting at the same time
+        remove_unfinished(out)
+        with whole_file(out / RUN_FILE) as unfinished:
+            unfinished.write_text(json.dumps(asdict(run), default=str, indent=2) + "\n")
+
+
+def read_run_file(directory: Path) -> dict[str, Any]:
+    """Read run.json as it is; files of older versions may have other fields."""
+    if not (directory / RUN_FILE).is_file():
+        raise ValueError(f"{directory} holds no run: {RUN_FILE} is missing")
+    return read_json(directory / RUN_FILE)
+
+
+@config
+class RunSummary:
+    """The settings of a run that its model needs."""
+
+    lengths: Lengths
+    prior_objective: PriorObjective
+    pretrained: Pretrained
+
+
+def read_run_summary(directory: Path) -> RunSummary:
+    values = read_run_file(directory)
+    names = ("lengths", "prior_objective", "pretrained")
+    return read_as(RunSummary, {name: values[name] for name in names if name in values}, directory / RUN_FILE)

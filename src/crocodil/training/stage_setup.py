@@ -1,0 +1,202 @@
+"""Build the stages of a run: where they read and write, their networks and their data.
+
+    RUN/base  ->  RUN/guided  ->  RUN/registers  ->  RUN/prior and RUN/conditional
+
+Each stage starts from what earlier stages wrote to the same run, or to another one.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from torch import nn
+
+from crocodil.checkpoints.format import load_model
+from crocodil.checkpoints.llada import load_llada
+from crocodil.checkpoints.qwen3 import load_qwen3_embedding
+from crocodil.corpus.shards import TOKENIZER_FILE, Corpus, Programs
+from crocodil.models.demasker import Demasker
+from crocodil.models.llada import LLaDA
+from crocodil.models.register_denoiser import RegisterDenoiser
+from crocodil.models.register_encoder import RegisterEncoder
+from crocodil.runtime.distributed import Ranks
+from crocodil.seeding import generator_for
+from crocodil.text.retokenizer import Retokenizer
+from crocodil.text.tokenizer import Tokenizer
+from crocodil.training.adapting import add_adapters, init_from_base
+from crocodil.training.data import CachedRegisters, Data
+from crocodil.training.loop import LoopConfig, Stage
+from crocodil.training.run_config import Run
+from crocodil.training.stages import BaseStage, ConditionalPriorStage, GuidedStage, PriorStage
+
+Network = TypeVar("Network", bound=nn.Module)
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """Where a stage reads and writes."""
+
+    corpus: Corpus
+    out: Path  # the run
+    source: Path  # the run that holds the earlier stages; usually `out`
+    ranks: Ranks = field(default_factory=Ranks)
+
+    @property
+    def device(self) -> str:
+        return self.ranks.device
+
+    def to_device(self, network: Network) -> Network:
+        """Move a network to the device. With several ranks sharding moves it, one block at a time."""
+        return network if self.ranks.count > 1 else network.to(self.device)
+
+    def data(self, run: Run, loop: LoopConfig) -> Data:
+        return Data(
+            train=self.programs(run, "train"),
+            valid=self.programs(run, "valid"),
+            batch_size=loop.batch_size,
+            seed=loop.seed,
+            device=self.device,
+        )
+
+    def programs(self, run: Run, split: str) -> list[Programs]:
+        """Return the programs of a split, one view per entry of `run.lengths`."""
+        views = {length: self.corpus.programs(split, length=length) for length in run.lengths}
+        return [views[length] for length in run.lengths]
+
+    def finished(self, stage: str, module: str) -> Path:
+        """Return the folder of a network that an earlier stage trained."""
+        directory = self.source / stage / "model" / module
+        if not directory.exists():
+            raise ValueError(f"{directory} is missing: train stage {stage} first")
+        return directory
+
+    def trained_encoder(self) -> RegisterEncoder:
+        encoder = load_model(self.finished("guided", "encoder"), device=self.device)
+        assert isinstance(encoder, RegisterEncoder)
+        return encoder.eval()
+
+    def registers(self, run: Run, split: str) -> list[CachedRegisters]:
+        """Return the cached registers of a split, one per entry of `run.lengths`."""
+        registers = []
+        for programs in self.programs(run, split):
+            directory = self.source / "registers" / f"{split}-{programs.length}"
+            if not directory.exists():
+                raise ValueError(f"{directory} is missing: run stage registers first")
+            cached = CachedRegisters(directory)
+            cached.check((len(programs), run.num_prior_registers, run.prior.register_width))
+            registers.append(cached)
+        return registers
+
+
+# ---------------------------------------------------------------- stages
+
+
+def base_stage(run: Run, workspace: Workspace) -> tuple[Stage, LoopConfig]:
+    if run.pretrained.llada is None:
+        demasker = LLaDA(run.demasker.backbone).init_weights(generator_for("base", run.base_loop.seed))
+    else:
+        demasker = load_llada(run.pretrained.llada, dtype=torch.float32)
+    return BaseStage(workspace.to_device(demasker), workspace.data(run, run.base_loop)), run.base_loop
+
+
+def guided_stage(run: Run, workspace: Workspace) -> tuple[Stage, LoopConfig]:
+    loop = run.guided_loop
+    if run.lora is not None and workspace.ranks.count > 1:
+        raise ValueError("LoRA runs in one process: for several devices use a preset without LoRA, such as paper")
+    demasker = _demasker(run, workspace)
+    stage = GuidedStage(
+        workspace.to_device(_encoder(run, demasker.backbone)),
+        workspace.to_device(demasker),
+        workspace.data(run, loop),
+        run.guided_objective,
+        run.encoder_warmup_steps,
+        retokenizer(run, workspace),
+        run.num_prior_registers,
+    )
+    return stage, loop
+
+
+def prior_stage(run: Run, workspace: Workspace) -> tuple[Stage, LoopConfig]:
+    loop = run.prior_loop
+    denoiser = RegisterDenoiser(run.prior).init_weights(generator_for("prior", loop.seed))
+    stage = PriorStage(
+        workspace.to_device(denoiser),
+        workspace.registers(run, "train"),
+        workspace.registers(run, "valid"),
+        workspace.data(run, loop),
+        run.prior_objective,
+    )
+    return stage, loop
+
+
+def conditional_stage(run: Run, workspace: Workspace) -> tuple[Stage, LoopConfig]:
+    loop = run.conditional_loop
+    denoiser = RegisterDenoiser(run.conditional).init_weights(generator_for("conditional", loop.seed))
+    encoder = workspace.trained_encoder()
+    stage = ConditionalPriorStage(
+        workspace.to_device(denoiser),
+        encoder.requires_grad_(run.condition_encoder_learns),
+        workspace.registers(run, "train"),
+        workspace.registers(run, "valid"),
+        workspace.data(run, loop),
+        run.demasker.backbone.mask_id,
+        run.prior_objective,
+        run.condition_encoder_learns,
+        retokenizer(run, workspace),
+    )
+    return stage, loop
+
+
+TRAINED_STAGES: dict[str, Callable[[Run, Workspace], tuple[Stage, LoopConfig]]] = {
+    "base": base_stage,
+    "guided": guided_stage,
+    "prior": prior_stage,
+    "conditional": conditional_stage,
+}
+
+
+# ---------------------------------------------------------------- networks
+
+
+def _demasker(run: Run, workspace: Workspace) -> Demasker:
+    """Build a demasker around the base of the run, or around the public LLaDA if no base was trained."""
+    generator = generator_for("interface", run.guided_loop.seed)
+    demasker = Demasker.around(_base(run, workspace), run.demasker, generator)
+    if run.lora is not None:
+        if run.guided_loop.bf16:
+            demasker.backbone.to(torch.bfloat16)  # it is frozen, so it needs no float32 copy
+        add_adapters(demasker.backbone, run.lora, generator_for("adapters", run.guided_loop.seed))
+    return demasker
+
+
+def _base(run: Run, workspace: Workspace) -> LLaDA:
+    if run.pretrained.llada is not None and not (workspace.source / "base" / "model").exists():
+        return load_llada(run.pretrained.llada, dtype=torch.float32)
+    base = load_model(workspace.finished("base", "demasker"))
+    assert isinstance(base, LLaDA)
+    return base
+
+
+def _encoder(run: Run, base: LLaDA) -> RegisterEncoder:
+    generator = generator_for("encoder", run.guided_loop.seed)
+    if run.pretrained.qwen is None:
+        encoder = RegisterEncoder(run.encoder).init_weights(generator)
+        return init_from_base(encoder, base, generator) if run.encoder_begins_as_base else encoder
+    return load_qwen3_embedding(
+        run.pretrained.qwen,
+        num_registers=run.encoder.num_registers,
+        register_width=run.encoder.register_width,
+        end_id=run.encoder.end_id,
+        generator=generator,
+        dtype=torch.float32,
+    )
+
+
+def retokenizer(run: Run, workspace: Workspace) -> Retokenizer | None:
+    """Return the map from the corpus's tokens to the encoder's; None if they share a tokenizer (decision D7)."""
+    if run.pretrained.qwen is None:
+        return None
+    source = Tokenizer.load(workspace.corpus.directory / TOKENIZER_FILE)
+    return Retokenizer(source, Tokenizer.load(run.pretrained.qwen / TOKENIZER_FILE))
