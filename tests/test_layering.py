@@ -36,6 +36,7 @@ DOORS = {
     "rapidfuzz": {"metrics"},
     "torch.distributed": {"runtime.distributed"},
     "matplotlib": {"reproduce.figures"},
+    "markdown_it": {"reproduce.document"},
     "typer": {"cli"},
     "rich": {"cli", "runtime.progress"},
     "peft": {"training.adapting"},

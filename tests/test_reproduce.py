@@ -22,29 +22,40 @@ from crocodil.presets.runs import tiny
 from crocodil.processes.plan import DecodePlan
 from crocodil.reproduce import figures, published
 from crocodil.reproduce.context import Context, with_base, with_steps
-from crocodil.reproduce.document import Listing, Section, Table, Text, as_html, as_markdown, number, spread_around
+from crocodil.reproduce.document import (
+    Listing,
+    Picture,
+    Section,
+    Table,
+    Text,
+    as_html,
+    as_markdown,
+    number,
+    with_spread,
+)
 from crocodil.reproduce.evaluation import evaluate_model, evaluate_texts, read_texts
 from crocodil.reproduce.experiments import (
     autoencoder,
+    comparison,
     compute_all,
     copies,
-    equal_cost,
     read_all,
     register_priors,
     two_sentences,
 )
-from crocodil.reproduce.experiments.copies import described
-from crocodil.reproduce.experiments.demasker_curves import register_counts
-from crocodil.reproduce.experiments.generation import (
-    compute_cpu_seconds,
+from crocodil.reproduce.experiments.comparison import (
     own_best_calls,
     speedup_tables,
     speedups,
     speedups_by_mauve,
 )
+from crocodil.reproduce.experiments.copies import describe_runs
+from crocodil.reproduce.experiments.demasker_curves import register_counts
 from crocodil.reproduce.experiments.generation import show as show_generation
+from crocodil.reproduce.experiments.quality import frontier, frontier_picture
+from crocodil.reproduce.experiments.timing import compute_cpu_seconds
 from crocodil.reproduce.experiments.training_compute import base_compute_share, stage_flops
-from crocodil.reproduce.figures import Curve, Panel
+from crocodil.reproduce.figures import Curve, Panel, Real
 from crocodil.reproduce.protocol import EXAMPLE_CALLS, FULL, QUICK, TINY, blocks_and_calls, protocol_named
 from crocodil.reproduce.report import report, summary, timed, write_report
 from crocodil.reproduce.store import Job, Store, note_of, read_rows, select
@@ -418,16 +429,16 @@ def test_equal_cost_interpolates_linearly_in_the_logarithm_of_the_cost():
 
     then = [row("conthendisc", 4.0, 0.2, 30.0), row("conthendisc", 16.0, 0.6, 10.0)]
     within = [row("conwithindisc", 8.0, 0.38, 20.9), row("conwithindisc", 32.0, 0.8, 10.0)]
-    eight, sixteen = equal_cost.differences([*then, *within])
+    eight, sixteen = comparison.differences([*then, *within])
     assert (eight.cost, sixteen.cost) == (8, 16)
     assert eight.mauve == pytest.approx((-0.02, math.hypot(0.03, 0.03)))
     assert eight.gen_ppl.mean == pytest.approx(0.9)
     assert not eight.is_no_worse  # Gen-PPL is, by more than the spread
     assert sixteen.mauve.mean == pytest.approx(0.59 - 0.6)
-    table, text = equal_cost.show([*then, *within], 64)
+    table, text = comparison.equal_cost_blocks([*then, *within], 64)
     assert table.body[0] == ["8.00", "-0.020 ± 0.042", "+0.900 ± 0.566", "no"]
     assert "at 0 of 2 costs" in str(text)
-    assert equal_cost.differences(then) == equal_cost.show(then, 64) == []
+    assert comparison.differences(then) == comparison.equal_cost_blocks(then, 64) == []
 
 
 def test_rows_name_the_settings_of_their_method(pipe, corpus, evaluator, tmp_path):
@@ -446,7 +457,7 @@ def test_runs_that_programs_share_with_training_programs_are_told_beside_those_o
     (found,) = results["memorisation"]
     assert set(found["runs"]) == {"base", "conthendisc", "conwithindisc", "real"}
     assert all(one["num_samples"] == TINY.num_samples for one in found["runs"].values())
-    one = described([Run(60), Run(20), Run(16), Run()])
+    one = describe_runs([Run(60), Run(20), Run(16), Run()])
     assert (one["mean"], one["median"], one["max"], one["long_share"]) == (24, 18, 60, 0.25)
 
 
@@ -468,18 +479,18 @@ def test_speedups_are_of_flops_unless_asked_otherwise():
     assert speedups(rows, REAL)["base"].factor == 1
 
 
-def test_the_headline_is_held_against_the_base_at_its_own_best_and_the_papers_way_stands_beside_it():
+def test_speedups_are_over_the_base_at_its_best_number_of_calls_and_beside_it_at_one_call_per_token():
     rows = [*BASE_POINTS, point("base", 32, 32, 32, 0.6), point("conwithindisc", 8, 16.0, 40.0, 0.7)]
     rows = [{**row, "seconds": row["nfe"] / 10} for row in rows]
     real = {**REAL, "length": 64, "mauve": 0.9, "mauve_spread": 0.1}
     assert own_best_calls(rows, real) == 32
-    at_best, a_token = speedup_tables(rows, real)
-    assert at_best.heads[1:4] == a_token.heads[1:4] == ["by FLOPs", "by the clock", "in the paper's NFE"]
+    at_best, per_token = speedup_tables(rows, real)
+    assert at_best.heads[1:4] == per_token.heads[1:4] == ["by FLOPs", "by time", "by the paper's NFE"]
     assert at_best.body == [
         ["ConWithinDisc", "2.00 x, 8 calls", "0.800 x, 8 calls", "0.800 x, 8 calls", "2.00 x, 8 calls"]
     ]
-    assert at_best.caption == "Speed-up against the base at its own best, 32 calls, length 64"
-    assert [line[:2] for line in a_token.body] == [
+    assert at_best.caption == "Speed-up over the base at its best number of calls (32), length 64"
+    assert [line[:2] for line in per_token.body] == [
         ["base", "2.00 x, 32 calls"],
         ["ConWithinDisc", "4.00 x, 8 calls"],
     ]
@@ -490,9 +501,9 @@ def test_the_headline_is_held_against_the_base_at_its_own_best_and_the_papers_wa
 def test_published_speedups_stand_beside_the_papers_unit_alone():
     rows = [point("base", 256, 256, 256, 0.6), point("conwithindisc", 8, 16.0, 32.0, 0.7)]
     rows = [{**row, "length": 256, "seconds": 1.0} for row in rows]
-    at_best, a_token = speedup_tables(rows, {**REAL, "length": 256})
-    assert list(a_token.heads[-2:]) == ["in the paper's NFE", "in the paper's NFE, published"]
-    assert [line[-1] for line in a_token.body] == ["-", "6 x"]
+    at_best, per_token = speedup_tables(rows, {**REAL, "length": 256})
+    assert list(per_token.heads[-2:]) == ["by the paper's NFE", "by the paper's NFE, published"]
+    assert [line[-1] for line in per_token.body] == ["-", "6 x"]
     assert not [head for head in at_best.heads if "published" in head]
 
 
@@ -544,11 +555,11 @@ def test_numbers_and_their_spreads_end_at_the_same_place():
     assert [number(value) for value in (None, 0.12345, 12.345, 1234.5, 0.0, 7)] == [
         "-", "0.123", "12.3", "1,234", "0.000", "7",
     ]  # fmt: skip
-    assert spread_around(0.6181, 0.0049) == "0.618 ± 0.005"
-    assert spread_around(19.43, None) == "19.4"
+    assert with_spread(0.6181, 0.0049) == "0.618 ± 0.005"
+    assert with_spread(19.43, None) == "19.4"
 
 
-def test_a_document_is_markdown_and_html_and_leaves_out_columns_of_which_nothing_is_known():
+def test_a_document_is_written_as_markdown_and_html_without_columns_that_are_all_unknown():
     table = Table(["", "MAUVE", "MAUVE, published", "CER"], [["a < b", "0.6", "0.62", "-"]], "Length 512")
     sections = [Section("First", [Text("Some\n   **strong** text."), table, Listing("Code", "x = '```'")])]
     markdown = as_markdown("Title", sections, {})
@@ -556,26 +567,57 @@ def test_a_document_is_markdown_and_html_and_leaves_out_columns_of_which_nothing
     assert "Some **strong** text." in markdown
     assert "````python\nx = '```'\n````" in markdown
     html = as_html("Title", sections, {})
-    assert "a &lt; b" in html
+    assert "<td>a &lt; b</td>" in html
+    assert '<td style="text-align:right">0.62</td>' in html
     assert "<strong>strong</strong>" in html
+    assert '<h2 id="s1">First</h2>' in html
+    assert '<a href="#s1">First</a>' in html
+    assert "prefers-color-scheme: dark" in html
     assert "CER" not in html
+
+
+def test_html_holds_its_drawings_and_escapes_tags_in_texts():
+    panel = Panel(title="Loss < 1", x_label="x", y_label="y", curves=[])
+    sections = [Section("A", [Text("<script>x</script>"), Picture("loss-8", [panel], "A caption.")])]
+    html = as_html("Title", sections, {"loss-8": "<svg>drawn</svg>"})
+    assert "<p><svg>drawn</svg></p>\n<p>A caption.</p>" in html
+    assert "&lt;script&gt;" in html
+    assert "<script>" not in html
+    assert "![Loss < 1](figures/loss-8.svg)" in as_markdown("Title", sections, {"loss-8": "figures/loss-8.svg"})
+    assert "loss-8" not in as_html("Title", sections, {})  # not drawn
+
+
+def test_a_frontier_joins_the_settings_that_no_other_beats_in_entropy_and_gen_ppl():
+    assert frontier([(3.0, 5.0), (2.0, 6.0), (4.0, 9.0), (4.0, 8.0)]) == [(3.0, 5.0), (4.0, 8.0)]
+    real = {"length": 64, "entropy": 4.0, "gen_ppl": 6.0, "gen_ppl_spread": 0.1}
+    swept = [
+        {"method": method, "calls": calls, "entropy": entropy, "gen_ppl": 7.0}
+        for method, calls in (("base", 8), ("conthendisc", 8), ("base", 64))
+        for entropy in (1.0, 3.0)
+    ]
+    (panel,) = frontier_picture(swept, real).panels  # with 64 calls the base alone was swept
+    assert [(curve.name, list(curve.x), curve.cloud) for curve in panel.curves] == [
+        ("base", [3.0], [(3.0, 7.0)]),
+        ("ConThenDisc", [3.0], [(3.0, 7.0)]),
+    ]
+    assert frontier_picture(select(swept, method="base"), real) is None
 
 
 def test_the_report_is_whole_and_understood_without_the_paper(out):
     text, html = ((out / f"report.{kind}").read_text() for kind in ("md", "html"))
-    for heading in ("At a glance", "Words", "Guided demasker", "Autoencoder", "Generation", "Noise on registers",
-                    "Interpolation", "Priors", "Memorisation", "Number of registers", "Moment of the refresh",
-                    "Samples", "Trained otherwise", "two sentences", "How it was measured"):  # fmt: skip
+    for heading in ("Overview", "Measures", "Guided demasker", "Autoencoder", "Generation", "Noise on registers",
+                    "Interpolation", "Priors", "Memorisation", "Number of registers", "Time of the refresh",
+                    "Samples", "Training ablations", "two sentences", "Conditions"):  # fmt: skip
         assert heading in text
     assert text.count("**Better:**") >= 10
-    assert "Absolute values do not compare" in text
-    assert "lengths 256, 512, 1024; no model trained at them was given" in text
+    assert "compare ratios and the shapes of curves, not absolute values" in text
+    assert "length 256, 512, 1024. No model of this length was given." in text
     assert "'without nested dropout=DIR'" in text  # not given, and said so
     assert "'without register noise=DIR'" not in text  # given
     assert "less compute, which flatters" in text
-    assert "where the priors count too" in text
-    assert "Not measured" not in text.replace("Not measured: **", "")  # but ablations that nobody trained
-    assert "the base, the one in " in text
+    assert "if the priors are counted too" in text
+    assert "**Not measured" not in text
+    assert ": the base (in " in text
     assert "0.956 ± 0.010" in text  # the paper's own, verbatim
     assert "<link" not in html
     assert "src=" not in html
@@ -588,9 +630,9 @@ def test_what_has_no_rows_is_named_as_not_measured(results):
     text = as_markdown("Title", report(some), {})
     sections = dict(part.split("\n", 1) for part in text.split("\n## ")[1:])
     for title, line in {
-        "Moment of the refresh (App. G ii)": "**Not measured**: no rows of `crocodil reproduce refresh`.",
-        "Noise on registers (Fig. 7)": "**Not measured**: no rows of `crocodil reproduce noise`.",
-        register_priors.TITLE: "**Not measured**: no rows of `crocodil reproduce prdc`.",
+        "Time of the refresh (App. G ii)": "**Not measured**: there are no rows of `crocodil reproduce refresh`.",
+        "Noise on registers (Fig. 7)": "**Not measured**: there are no rows of `crocodil reproduce noise`.",
+        register_priors.TITLE: "**Not measured**: there are no rows of `crocodil reproduce prdc`.",
         "Autoencoder (Tables 1 and 2, Fig. 5)": "**Not measured at length 128**",
     }.items():
         assert line in sections[title]
@@ -604,10 +646,10 @@ def test_rows_without_a_pooled_mauve_say_that_it_was_not_measured(results):
         for block in show_generation(old, results["reference"]).blocks
         if getattr(block, "caption", "") == "Length 64"
     ]
-    place = list(table.heads).index("MAUVE, pooled")
-    assert {line[place] for line in table.body[:-1]} == {"not measured"}
-    assert table.body[-1][place] != "not measured"  # of real programs it was
-    assert "MAUVE, pooled" in table.known().heads
+    index = list(table.heads).index("MAUVE, pooled")
+    assert {line[index] for line in table.body[:-1]} == {"not measured"}
+    assert table.body[-1][index] != "not measured"  # of real programs it was
+    assert "MAUVE, pooled" in table.without_unknown_columns().heads
 
 
 def test_published_numbers_stand_beside_ours_verbatim_and_odd_ones_are_marked():
@@ -678,19 +720,24 @@ def test_without_matplotlib_the_report_has_all_its_tables(results, tmp_path, mon
 
 def test_unknown_experiments_and_models_of_one_length_are_refused(pipe, corpus, evaluator, tmp_path):
     context = Context.for_model(pipe, corpus=corpus, evaluator=evaluator, protocol=TINY, results=tmp_path)
-    with pytest.raises(ValueError, match="no experiment 'fig6': take all, or some of model, reference"):
+    with pytest.raises(ValueError, match="no experiment 'fig6': choose all, or some of model, reference"):
         compute_all([context], ["fig6"])
-    with pytest.raises(ValueError, match="two models of one length"):
+    with pytest.raises(ValueError, match="two models have the same length"):
         compute_all([context, context], ["demasker"])
 
 
 def test_figures_are_the_same_bytes_for_the_same_rows():
     pytest.importorskip("matplotlib")
     curves = [Curve("a", [1, 2, 4], [0.5, None, 0.7], [0.1, None, None]), Curve("none", [1], [None])]
-    panel = Panel(title="t", x_label="x", y_label="y", curves=curves, log_x=True, log_y=True, level=("real", 0.9))
-    drawn = figures.draw("name", [panel, replace(panel, level=None)])
+    curves += [Curve("oracle", [1, 2], [1, 2], is_reference=True), Curve("8", [1], [1], is_ordered=True)]
+    panel = Panel(
+        title="t", x_label="x", y_label="y", curves=curves, log_x=True, log_y=True, real_y=Real(0.9, 0.1)
+    )
+    panels = [panel, replace(panel, real_x=Real(2.0)), replace(panel, real_y=None)]
+    drawn = figures.draw("name", panels)
     assert drawn.startswith("<svg")
-    assert drawn == figures.draw("name", [panel, replace(panel, level=None)])
+    assert drawn == figures.draw("name", panels)
+    assert drawn.count(">real programs<") == 1  # one legend for all panels
 
 
 def test_two_sentences_have_four_samplers():

@@ -1,4 +1,4 @@
-"""Programs through registers and back: Tables 1 and 2, and the example of Fig. 5."""
+"""Copy programs through registers: Tables 1 and 2, and the example of Fig. 5."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -8,7 +8,7 @@ from crocodil.metrics import character_error_rate
 from crocodil.pipeline import Crocodil
 from crocodil.reproduce import published
 from crocodil.reproduce.context import AUTOENCODER_PARTS, Context
-from crocodil.reproduce.document import Block, Listing, Picture, Section, Table, Text, number, spread_around
+from crocodil.reproduce.document import Block, Listing, Picture, Section, Table, Text, number, percent, with_spread
 from crocodil.reproduce.figures import Curve, Panel
 from crocodil.reproduce.protocol import EXAMPLE_CALLS, TABLES, blocks_and_calls
 from crocodil.reproduce.store import Job, Row, distinct, select
@@ -16,7 +16,7 @@ from crocodil.sampling.configs import Decoding
 
 TITLE = "Autoencoder (Tables 1 and 2, Fig. 5)"
 
-# The example of Fig. 5 is no program of the corpus: reports travel without the licences of those.
+# The example of Fig. 5. It is not from the corpus, because a report does not carry the licences of its programs.
 EXAMPLE = '''def moving_average(values: list[float], width: int) -> list[float]:
     """The mean of each stretch of `width` values."""
     if not 0 < width <= len(values):
@@ -44,11 +44,11 @@ def compute(context: Context) -> list[Row]:
 
 
 def autoencoder_row(context: Context, pipe: Crocodil, block: int, calls: int) -> Row:
-    """Algorithm 6 on validation programs, all registers, the most probable tokens."""
+    """Run Algorithm 6 on validation programs, with all registers and at temperature 0."""
     texts = context.texts("valid", context.protocol.num_copied)
     decoding = Decoding(block_size=block, calls=calls)
     made = pipe.autoencode(texts, cut=True, seed=context.seed, decoding=decoding, show_progress=False)
-    errors = [character_error_rate(text, found) for text, found in zip(texts, made.texts, strict=True)]
+    errors = [character_error_rate(text, copy) for text, copy in zip(texts, made.texts, strict=True)]
     return {
         "cer": fmean(errors),
         "exact_share": fmean(error == 0 for error in errors),
@@ -59,44 +59,41 @@ def autoencoder_row(context: Context, pipe: Crocodil, block: int, calls: int) ->
         "seconds": made.seconds / len(texts),
         "temperature": decoding.temperature,
         "num_samples": len(texts),
-        "example": copied(pipe, calls, context.seed)
+        "example": copy_example(pipe, calls, context.seed)
         if block == context.length and calls in EXAMPLE_CALLS
         else None,
     }
 
 
-def copied(pipe: Crocodil, calls: int, seed: int) -> Row:
-    """The example, in one block."""
-    (found,) = pipe.autoencode([EXAMPLE], cut=True, calls=calls, seed=seed, show_progress=False).texts
-    source = pipe.tokenizer.decode(pipe.tokens_of([EXAMPLE], cut=True)[0].tolist())  # as long as the model reads
-    return {"source": source, "found": found, "cer": character_error_rate(source, found)}
+def copy_example(pipe: Crocodil, calls: int, seed: int) -> Row:
+    """Copy the example in one block."""
+    (copy,) = pipe.autoencode([EXAMPLE], cut=True, calls=calls, seed=seed, show_progress=False).texts
+    source = pipe.tokenizer.decode(pipe.tokens_of([EXAMPLE], cut=True)[0].tolist())  # cut to the model's length
+    return {"source": source, "found": copy, "cer": character_error_rate(source, copy)}
 
 
-# ---------------------------------------------------------------- ink
+# ---------------------------------------------------------------- report
 
 
 def show(rows: Sequence[Row]) -> Section:
     blocks: list[Block] = [
         Text(
-            """A program is encoded into registers, and a program is decoded from these registers alone. It is
-            decoded in blocks from left to right; within a block each call of the demasker reveals some of its
-            tokens."""
+            """A program is encoded into registers, and decoded again from the registers alone. Blocks are decoded
+            from left to right; within a block, each call of the demasker reveals some of the tokens."""
         ),
         Text(
             """**Better:** lower CER (character errors per character of the source; 0 is a perfect copy), higher
-            BERTScore (similarity of token embeddings), lower Gen-PPL; few calls are cheap. **The paper:**
-            nearly perfect already with few calls, and one large block is better than several small ones."""
+            BERTScore (similarity of token embeddings), lower Gen-PPL, and fewer calls. **The paper:** copies
+            are nearly perfect with few calls, and one large block is better than several small ones."""
         ),
     ]
     for length in distinct(rows, "length"):
         blocks += _show_length(select(rows, length=length), length)
     if all(row["bert_score"] is None for row in rows):
-        blocks.append(Text("BERTScore was not measured: no model to embed with was given (`--embedder`)."))
-    others = [length for length in TABLES if length not in distinct(rows, "length")]
-    if others:
-        blocks.append(
-            Text(f"Left out: length {' and '.join(map(str, others))}; no model trained at it was given.")
-        )
+        blocks.append(Text("Not measured: BERTScore. No embedding model was given (`--embedder`)."))
+    missing = [str(length) for length in TABLES if length not in distinct(rows, "length")]
+    if missing:
+        blocks.append(Text(f"Not measured: length {', '.join(missing)}. No model of this length was given."))
     return Section(TITLE, blocks)
 
 
@@ -107,39 +104,58 @@ def _show_length(rows: Sequence[Row], length: int) -> list[Block]:
     ]  # fmt: skip
     table = published.AUTOENCODER.get(length, {})
     odd = any(row.is_odd for row in table.values())
-    note = "; † marked (decision D13): more errors than characters beside a high similarity" if odd else ""
+    note = (
+        ". † Published with more errors than characters although the similarity is high (decision D13)"
+        if odd
+        else ""
+    )
     one_block = [row for row in rows if row["block"] == length]
-    panel = Panel(
-        title=f"Copies of programs, {length} tokens", x_label="demasker calls", y_label="CER", log_x=True,
-        curves=[
-            Curve(f"block {block}", [row["calls"] for row in own], [row["cer"] for row in own])
-            for block in distinct(rows, "block")
-            for own in [select(rows, block=block)]
-        ],
-    )  # fmt: skip
     return [
-        Picture(f"autoencoder-{length}", [panel]),
+        Picture(f"autoencoder-{length}", _panels(rows, length)),
         Table(heads, [_cells(row, table) for row in rows], f"Length {length}{note}"),
         *(block for row in one_block if row["calls"] in EXAMPLE_CALLS for block in _example(row)),
     ]
 
 
+def _panels(rows: Sequence[Row], length: int) -> list[Panel]:
+    """Return errors and exact copies against calls, with one curve for each block size."""
+    by_block = {block: select(rows, block=block) for block in distinct(rows, "block")}
+    measures = {
+        "cer": ("Copy errors", "CER (lower is better)"),
+        "exact_share": ("Exact copies", "share of programs (higher is better)"),
+    }
+    return [
+        Panel(
+            title=f"{name} against calls, {length} tokens", x_label="demasker calls", y_label=y_label, log_x=True,
+            percent_y=column == "exact_share",
+            curves=[
+                Curve(
+                    f"blocks of {block}" if block < length else "one block", [row["calls"] for row in of_block],
+                    [row[column] for row in of_block], is_ordered=True,
+                )
+                for block, of_block in by_block.items()
+            ],
+        )
+        for column, (name, y_label) in measures.items()
+    ]  # fmt: skip
+
+
 def _cells(row: Row, table: dict[tuple[int, int], published.AutoencoderRow]) -> list[str]:
-    theirs = table.get((row["block"], row["calls"]))
+    paper = table.get((row["block"], row["calls"]))
     printed = [number(None)] * 3
-    if theirs is not None:
-        mark = " †" if theirs.is_odd else ""
-        printed = [f"{theirs.gen_ppl:.3f}", f"{theirs.bert_score:.3f}", f"{theirs.cer:.3f}{mark}"]
+    if paper is not None:
+        mark = " †" if paper.is_odd else ""
+        printed = [f"{paper.gen_ppl:.3f}", f"{paper.bert_score:.3f}", f"{paper.cer:.3f}{mark}"]
     return [
         str(row["block"]), str(row["calls"]),
-        spread_around(row["gen_ppl"], row["gen_ppl_spread"]), printed[0],
+        with_spread(row["gen_ppl"], row["gen_ppl_spread"]), printed[0],
         number(row["bert_score"]), printed[1], number(row["cer"]), printed[2],
-        f"{row['exact_share']:.0%}", *(number(row[name]) for name in ("entropy", "nfe", "flop_nfe", "seconds")),
+        percent(row["exact_share"]), *(number(row[name]) for name in ("entropy", "nfe", "flop_nfe", "seconds")),
     ]  # fmt: skip
 
 
 def _example(row: Row) -> list[Block]:
-    example, theirs = row["example"], published.EXAMPLE_CER[row["calls"]]
+    example, paper_cer = row["example"], published.EXAMPLE_CER[row["calls"]]
     source = [Listing("Source program", example["source"])] if row["calls"] == EXAMPLE_CALLS[0] else []
-    title = f"Decoded in {row['calls']} calls: CER {number(example['cer'])} (the paper's example: {theirs})"
+    title = f"Decoded in {row['calls']} calls: CER {number(example['cer'])} (the paper's example: {paper_cer})"
     return [*source, Listing(title, example["found"])]

@@ -1,6 +1,7 @@
-"""Does a model copy? The longest run of tokens that its programs share with training programs."""
+"""Memorisation: the longest run of tokens that a generated program shares with the training programs."""
 
 from collections.abc import Sequence
+from itertools import islice
 from statistics import fmean
 
 import numpy as np
@@ -8,37 +9,34 @@ import numpy as np
 from crocodil.metrics import Run, longest_training_runs
 from crocodil.reproduce.context import Context
 from crocodil.reproduce.document import Block, Section, Table, Text, number
-from crocodil.reproduce.experiments.generation import methods, named
+from crocodil.reproduce.experiments.generation import methods
+from crocodil.reproduce.experiments.quality import display_name
 from crocodil.reproduce.store import Job, Row
 from crocodil.reproduce.sweep import generate_with, own_candidate
 
 TITLE = "Memorisation"
-SHORTEST = 16  # tokens; what is shorter is no run
-LONG = 50  # tokens: a run beyond this is a copy rather than an idiom
+SHORTEST = 16  # tokens; shorter runs count as 0
+LONG = 50  # tokens; a longer run is more likely a copy than an idiom
 REAL = "real"
 
 
 def compute(context: Context) -> list[Row]:
-    """One row for everyone: the training tokens are read once for all."""
+    """Compute one row for all methods, because reading the training tokens takes most of the time."""
     chosen = {"chosen": {str(method): own_candidate(context.pipe, method) for method in methods(context.pipe)}}
-    job = Job({"at": "default calls"}, lambda: {**chosen, "runs": _measured(context)}, chosen=chosen)
+    job = Job({"at": "default calls"}, lambda: {**chosen, "runs": _runs(context)}, chosen=chosen)
     return context.store.compute("memorisation", [job])
 
 
-def _measured(context: Context) -> dict[str, Row]:
-    texts = _texts(context)
-    samples = {who: context.pipe.tokenizer.encode_all(some) for who, some in texts.items()}
+def _runs(context: Context) -> dict[str, Row]:
+    samples = {name: context.pipe.tokenizer.encode_all(texts) for name, texts in _texts(context).items()}
     training = [shard.tokens for shard in context.corpus.shards("train")]
-    runs = longest_training_runs([one for some in samples.values() for one in some], training, shortest=SHORTEST)
-    found, start = {}, 0
-    for who, some in samples.items():
-        found[who] = described(runs[start : start + len(some)])
-        start += len(some)
-    return found
+    all_samples = [tokens for of_method in samples.values() for tokens in of_method]
+    runs = iter(longest_training_runs(all_samples, training, shortest=SHORTEST))
+    return {name: describe_runs(list(islice(runs, len(of_method)))) for name, of_method in samples.items()}
 
 
 def _texts(context: Context) -> dict[str, list[str]]:
-    """Of every method as a user gets them, and as many real programs that nobody trained on."""
+    """Return programs of each method with its default settings, and as many real programs of the test split."""
     count = context.protocol.num_samples
     made = {
         str(method): generate_with(context.pipe, method)(count, seed=context.seed).texts
@@ -47,7 +45,7 @@ def _texts(context: Context) -> dict[str, list[str]]:
     return {**made, REAL: context.texts("test", count)}
 
 
-def described(runs: Sequence[Run]) -> Row:
+def describe_runs(runs: Sequence[Run]) -> Row:
     lengths = [run.length for run in runs]
     return {
         "mean": fmean(lengths),
@@ -59,33 +57,32 @@ def described(runs: Sequence[Run]) -> Row:
     }
 
 
-# ---------------------------------------------------------------- ink
+# ---------------------------------------------------------------- report
 
 
 def show(rows: Sequence[Row]) -> Section:
     blocks: list[Block] = [
         Text(
-            f"""Does the model write, or does it recite? For every program the longest run of tokens that stands in
-            the training programs too. Runs of fewer than {SHORTEST} tokens count as 0. Programs come from each
-            method with the model's own settings and the default number of calls."""
+            f"""Does the model copy its training programs? This table shows, per program, the longest run of tokens
+            that also occurs in a training program. Runs of fewer than {SHORTEST} tokens count as 0. Each
+            method uses the model's default settings and number of calls."""
         ),
         Text(
-            """**Better:** as real programs that nobody trained on: licences, imports and idioms are shared by
-            programs that never saw each other. Clearly longer runs than theirs are copies. The paper does not
-            measure this."""
+            """**Better:** close to the real programs of the test split, which share licences, imports and idioms
+            with the training programs. Clearly longer runs are copies. The paper does not measure this."""
         ),
     ]
-    heads = ["", "mean", "median", "95th percentile", "longest", f"over {LONG} tokens", "samples"]
+    heads = ["method", "mean", "median", "95th percentile", "longest", f"over {LONG} tokens", "samples"]
     for row in rows:
-        body = [_line(who, found) for who, found in row["runs"].items()]
+        body = [_line(name, runs) for name, runs in row["runs"].items()]
         blocks.append(Table(heads, body, f"Longest shared run in tokens, length {row['length']}"))
     return Section(TITLE, blocks)
 
 
-def _line(who: str, found: Row) -> list[str]:
+def _line(name: str, runs: Row) -> list[str]:
     return [
-        "real programs (test)" if who == REAL else named(who),
-        *(number(found[name]) for name in ("mean", "median", "percentile_95", "max")),
-        f"{found['long_share']:.1%}",
-        str(found["num_samples"]),
+        "real programs (test)" if name == REAL else display_name(name),
+        *(number(runs[column]) for column in ("mean", "median", "percentile_95", "max")),
+        f"{runs['long_share']:.1%}",
+        str(runs["num_samples"]),
     ]

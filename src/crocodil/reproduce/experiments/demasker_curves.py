@@ -1,8 +1,7 @@
-"""How much registers tell a demasker (Fig. 4), and how well it bears noise in them (Fig. 7)."""
+"""How much registers help the demasker (Fig. 4), and how well it tolerates noise in them (Fig. 7)."""
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import torch
 
@@ -15,18 +14,18 @@ from crocodil.reproduce.figures import Curve, Panel
 from crocodil.reproduce.store import Job, Row, distinct, select
 from crocodil.shapes import Positions, RegisterBank, RowLogits, TokenIds
 
-WITHOUT_NOISE = "without register noise"  # the ablation, as the training presets name it
+WITHOUT_NOISE = "without register noise"  # the name of the ablation in the training presets
 BASE = "base"
 CURVES_TITLE, NOISE_TITLE = "Guided demasker (Fig. 4)", "Noise on registers (Fig. 7)"
 
 
 def register_counts(num_registers: int) -> list[int]:
-    """Three of them, as 8, 64 and 128 are of the paper's 128."""
+    """Return a 16th, a half and all of the registers: the paper takes 8, 64 and 128 of 128."""
     return sorted({max(1, num_registers // 16), max(1, num_registers // 2), num_registers})
 
 
 def compute_curves(context: Context) -> list[Row]:
-    """Fig. 4: cross-entropy and top-1 over the mask probability, for the base and three numbers of registers."""
+    """Fig. 4: cross-entropy and top-1 accuracy for the base and three numbers of registers."""
     counts = [None, *register_counts(context.pipe.encoder.config.num_registers)]
     jobs = [
         Job(
@@ -41,7 +40,7 @@ def compute_curves(context: Context) -> list[Row]:
 
 
 def compute_noise(context: Context) -> list[Row]:
-    """Fig. 7: the same at 90% masking over the noise on all registers, with and without noise in training."""
+    """Fig. 7: the same against noise on all registers, for models trained with and without noise."""
     trained = {"with register noise": context.pipe}
     if WITHOUT_NOISE in context.variants:
         trained[WITHOUT_NOISE] = context.variants[WITHOUT_NOISE]
@@ -63,9 +62,9 @@ def compute_noise(context: Context) -> list[Row]:
 def accuracy_row(
     context: Context, pipe: Crocodil, *, mask_prob: float, num_registers: int | None, noise_std: float = 0.0
 ) -> Row:
-    """At the hidden tokens of validation programs; no number of registers is the base."""
+    """Measure the predictions of hidden tokens of validation programs; `num_registers` None is the base."""
     texts = context.texts("valid", context.protocol.num_programs)
-    found, size = Accuracy(), batch_size(pipe)
+    accuracy, size = Accuracy(), batch_size(pipe)
     for start in range(0, len(texts), size):
         tokens = pipe.tokens_of(texts[start : start + size], cut=True)
         streams = context.streams("demasker", len(tokens), start=start)
@@ -73,14 +72,14 @@ def accuracy_row(
         if num_registers is not None:
             registers = pipe.encode(texts[start : start + size], cut=True).bank[:, :num_registers]
             registers = perturb(registers, std=noise_std, streams=streams.at("noise"))
-        found += demasking_accuracy(
+        accuracy += demasking_accuracy(
             partial(demask, pipe, registers), tokens, mask_prob, mask_id=pipe.mask_id, streams=streams
         )
-    return {"cross_entropy": found.cross_entropy, "top1": found.top1, "num_samples": len(texts)}
+    return {"cross_entropy": accuracy.cross_entropy, "top1": accuracy.top1, "num_samples": len(texts)}
 
 
 def demask(pipe: Crocodil, registers: RegisterBank | None, noisy_tokens: TokenIds, hidden: Positions) -> RowLogits:
-    """Of the base where there are no registers; a model without one has the empty prefix (decision D14)."""
+    """Return the logits; without registers those of the base, or of the demasker with an empty prefix (D14)."""
     if registers is None and pipe.base is not None:
         return pipe.base(noisy_tokens, rows=hidden)
     if registers is None:
@@ -88,24 +87,29 @@ def demask(pipe: Crocodil, registers: RegisterBank | None, noisy_tokens: TokenId
     return pipe.demasker(noisy_tokens, registers, rows=hidden)
 
 
-# ---------------------------------------------------------------- ink
+# ---------------------------------------------------------------- report
 
 
 def show_curves(rows: Sequence[Row]) -> Section:
     blocks: list[Block] = [
         Text(
-            """Some tokens of a program are hidden, and the demasker guesses them. If registers say anything about
-            a program, guesses guided by them are better than those of the base model, most of all where nearly
-            everything is hidden."""
+            """Some tokens of a program are masked, and the demasker predicts them. If registers carry information
+            about the program, guided predictions are better than those of the base, most of all when nearly
+            all tokens are masked."""
         ),
         Text(
-            """**Better:** lower cross-entropy, higher top-1. **The paper (Fig. 4, no numbers printed):** guidance
-            helps at every mask probability, and more registers help more."""
+            """**Better:** lower cross-entropy (nats per token), higher top-1 accuracy. **The paper (Fig. 4, no
+            numbers printed):** registers help at every mask probability, and more registers help more."""
         ),
     ]
     for length in distinct(rows, "length"):
         blocks += _curves(
-            select(rows, length=length), "who", "mask_prob", "mask probability", f"demasker-{length}"
+            select(rows, length=length),
+            f"demasker-{length}",
+            by="who",
+            x="mask_prob",
+            x_label="mask probability",
+            against="masking",
         )
     return Section(CURVES_TITLE, blocks)
 
@@ -113,44 +117,55 @@ def show_curves(rows: Sequence[Row]) -> Section:
 def show_noise(rows: Sequence[Row]) -> Section:
     blocks: list[Block] = [
         Text(
-            """Registers that a prior draws are never quite those that an encoder would give, so the demasker must
-            bear errors in them. Here noise of growing strength is added to encoded registers, at 90% masking."""
+            """Registers drawn from a prior differ from those of an encoder, so the demasker must tolerate errors
+            in them. Here Gaussian noise is added to the registers of an encoder, and 90% of the tokens are
+            masked."""
         ),
         Text(
-            """**Better:** lower cross-entropy and higher top-1 as the noise grows. **The paper (Fig. 7, no numbers
-            printed):** trained with noise, the demasker degrades gradually; without, early and sharply."""
+            """**Better:** lower cross-entropy and higher top-1 accuracy as the noise grows. **The paper (Fig. 7,
+            no numbers printed):** a demasker trained with noise degrades gradually, one trained without
+            degrades early and sharply."""
         ),
     ]
     if WITHOUT_NOISE not in distinct(rows, "trained"):
-        blocks.append(missing(WITHOUT_NOISE))
+        blocks.append(missing_model(WITHOUT_NOISE))
     for length in distinct(rows, "length"):
-        own = select(rows, length=length)
-        blocks += _curves(own, "trained", "noise_std", "standard deviation of the noise", f"noise-{length}")
+        blocks += _curves(
+            select(rows, length=length),
+            f"noise-{length}",
+            by="trained",
+            x="noise_std",
+            x_label="standard deviation of the noise",
+            against="noise",
+        )
     return Section(NOISE_TITLE, blocks)
 
 
-def missing(name: str) -> Text:
-    return Text(f"Not measured: **{name}**; no such model was given (`--ablation-model '{name}=DIR'`).")
+def missing_model(name: str) -> Text:
+    return Text(f"Not measured: **{name}**. No model of this kind was given (`--ablation-model '{name}=DIR'`).")
 
 
-def _curves(rows: Sequence[Row], by: str, along: str, label: str, name: str) -> list[Block]:
-    """A picture of both measures along one quantity, and the same as a table."""
-    kinds = distinct(rows, by)
+def _curves(rows: Sequence[Row], name: str, *, by: str, x: str, x_label: str, against: str) -> list[Block]:
+    """Return a picture and a table of both measures against `x`, with one curve for each value of `by`."""
+    length, kinds = rows[0]["length"], distinct(rows, by)
+    measures = {
+        "cross_entropy": ("Cross-entropy", "nats per token (lower is better)"),
+        "top1": ("Top-1 accuracy", "share of tokens (higher is better)"),
+    }
     panels = [
         Panel(
-            title=title, x_label=label, y_label=title,
-            curves=[Curve(kind, *_columns(select(rows, **{by: kind}), along, measure)) for kind in kinds],
+            title=f"{title} against {against}, {length} tokens", x_label=x_label, y_label=y_label,
+            curves=[_curve(select(rows, **{by: kind}), kind, x, column) for kind in kinds],
         )
-        for measure, title in (("cross_entropy", "cross-entropy, nats"), ("top1", "top-1"))
+        for column, (title, y_label) in measures.items()
     ]  # fmt: skip
-    heads = [label, *(f"{kind}: {measure}" for measure in ("nats", "top-1") for kind in kinds)]
+    heads = [x_label, *(f"{kind}: {measure}" for measure in ("nats", "top-1") for kind in kinds)]
     body = [
-        [number(place), *(number(row[measure]) for measure in ("cross_entropy", "top1") for row in at)]
-        for place in distinct(rows, along)
-        for at in [select(rows, **{along: place})]
+        [number(value), *(number(row[column]) for column in measures for row in select(rows, **{x: value}))]
+        for value in distinct(rows, x)
     ]
-    return [Picture(name, panels), Table(heads, body, f"Length {rows[0]['length']}")]
+    return [Picture(name, panels), Table(heads, body, f"Length {length}")]
 
 
-def _columns(rows: Sequence[Row], *names: str) -> list[list[Any]]:
-    return [[row[name] for row in rows] for name in names]
+def _curve(rows: Sequence[Row], name: str, x: str, y: str) -> Curve:
+    return Curve(name, [row[x] for row in rows], [row[y] for row in rows], is_ordered=name[0].isdigit())

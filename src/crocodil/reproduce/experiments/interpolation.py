@@ -1,32 +1,24 @@
-"""Between two programs: mixed registers decoded (App. D, Fig. 8)."""
+"""Interpolation: decode mixtures of the registers of two programs (App. D, Fig. 8)."""
 
 from collections.abc import Sequence
 from functools import cached_property, partial
 
 from crocodil.processes.registers import interpolate
 from crocodil.reproduce.context import AUTOENCODER_PARTS, Context
-from crocodil.reproduce.document import (
-    Block,
-    Picture,
-    Section,
-    Table,
-    Text,
-    number,
-    spread_around,
-    spread_or_not_measured,
-)
-from crocodil.reproduce.figures import Curve, Panel
+from crocodil.reproduce.document import Block, Picture, Section, Table, Text, measure, number, percent, with_spread
+from crocodil.reproduce.experiments.quality import GEN_PPL_LABEL, MAUVE_LABEL
+from crocodil.reproduce.figures import Curve, Panel, Real
 from crocodil.reproduce.store import Job, Row, distinct, select
 from crocodil.reproduce.sweep import quality_and_cost
 from crocodil.shapes import RegisterBank
 
 TITLE = "Interpolation (Fig. 8)"
 MIX_WEIGHTS = (0.0, 0.25, 0.5, 0.75, 1.0)
-TOKENS_A_CALL = 8  # not stated
+TOKENS_PER_CALL = 8  # not stated in the paper
 
 
 class Pairs:
-    """Random pairs of validation programs, encoded when they are first needed."""
+    """Random pairs of validation programs, encoded on first use."""
 
     def __init__(self, context: Context) -> None:
         self.context = context
@@ -39,7 +31,7 @@ class Pairs:
 
     def row(self, mix_weight: float) -> Row:
         mixed = interpolate(*self.ends, mix_weight=mix_weight)
-        calls = max(1, self.context.length // TOKENS_A_CALL)
+        calls = max(1, self.context.length // TOKENS_PER_CALL)
         made = self.context.pipe.decode(mixed, calls=calls, seed=self.context.seed, show_progress=False)
         return {
             **quality_and_cost(self.context, made, "test"),
@@ -56,40 +48,51 @@ def compute(context: Context) -> list[Row]:
     return context.store.compute("interpolation", jobs)
 
 
-def show(rows: Sequence[Row]) -> Section:
+def show(rows: Sequence[Row], references: Sequence[Row]) -> Section:
     blocks: list[Block] = [
         Text(
-            """The registers of two unrelated programs are mixed, from all of the first (weight 0) to all of the
-            second (weight 1), and the mixture is decoded. Where the space of registers is well-behaved, what
-            lies between two programs is a program too."""
+            """The registers of two unrelated programs are mixed, from only the first (weight 0) to only the
+            second (weight 1), and the mixture is decoded. If the register space is smooth, mixtures decode to
+            programs too."""
         ),
         Text(
-            """**Better:** a curve that stays high (MAUVE) and low (Gen-PPL) in the middle. **The paper (Fig. 8, no
-            numbers printed):** quality remains high along the whole path, with a moderate rise of Gen-PPL in
-            the middle."""
+            """**Better:** MAUVE stays high and Gen-PPL low in the middle. **The paper (Fig. 8, no numbers
+            printed):** quality stays high along the whole path, with a moderate rise of Gen-PPL in the middle."""
         ),
     ]
-    heads = ["weight", "MAUVE", "MAUVE, pooled", "Gen-PPL", "entropy", "distinct-2", "is Python", "pairs"]
     for length in distinct(rows, "length"):
-        own = select(rows, length=length)
-        panels = [
-            Panel(
-                title=f"{title} on the way, {length} tokens", y_label=title,
-                x_label="weight of the second program",
-                curves=[
-                    Curve("decoded", *([row[one] for row in own] for one in ("mix_weight", key, f"{key}_spread")))
-                ],
-            )
-            for key, title in (("mauve", "MAUVE"), ("gen_ppl", "Gen-PPL"))
-        ]  # fmt: skip
-        body = [
-            [
-                f"{row['mix_weight']}", spread_around(row["mauve"], row["mauve_spread"]),
-                spread_or_not_measured(row, "mauve_pooled"),
-                spread_around(row["gen_ppl"], row["gen_ppl_spread"]), number(row["entropy"]),
-                number(row["distinct_2"]), f"{row['parse_share']:.0%}", str(row["num_samples"]),
-            ]
-            for row in own
-        ]  # fmt: skip
-        blocks += [Picture(f"interpolation-{length}", panels), Table(heads, body, f"Length {length}")]
+        of_length, (real,) = select(rows, length=length), select(references, length=length)
+        blocks += [Picture(f"interpolation-{length}", _panels(of_length, real)), _table(of_length, length)]
     return Section(TITLE, blocks)
+
+
+def _panels(rows: Sequence[Row], real: Row) -> list[Panel]:
+    columns = {"mauve": ("MAUVE", MAUVE_LABEL), "gen_ppl": ("Gen-PPL", GEN_PPL_LABEL)}
+    return [
+        Panel(
+            title=f"{name} between two programs, {real['length']} tokens",
+            x_label="weight of the second program",
+            y_label=y_label,
+            real_y=Real(real[column], real[f"{column}_spread"]),
+            curves=[
+                Curve(
+                    "decoded mixtures",
+                    *([row[key] for row in rows] for key in ("mix_weight", column, f"{column}_spread")),
+                )
+            ],
+        )
+        for column, (name, y_label) in columns.items()
+    ]
+
+
+def _table(rows: Sequence[Row], length: int) -> Table:
+    heads = ["weight", "MAUVE", "MAUVE, pooled", "Gen-PPL", "entropy", "distinct-2", "valid Python", "pairs"]
+    body = [
+        [
+            f"{row['mix_weight']}", with_spread(row["mauve"], row["mauve_spread"]), measure(row, "mauve_pooled"),
+            with_spread(row["gen_ppl"], row["gen_ppl_spread"]), number(row["entropy"]), number(row["distinct_2"]),
+            percent(row["parse_share"]), str(row["num_samples"]),
+        ]
+        for row in rows
+    ]  # fmt: skip
+    return Table(heads, body, f"Length {length}")

@@ -1,4 +1,4 @@
-"""How good the priors over registers are: PSNR over diffusion time, and PRDC of what they draw (App. E)."""
+"""Quality of the priors: PSNR against diffusion time, and PRDC of the drawn registers (App. E)."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -15,7 +15,7 @@ from crocodil.reproduce.context import (
     draw_from_prior,
     mask_half,
 )
-from crocodil.reproduce.document import Block, Picture, Section, Table, Text, number, spread_around
+from crocodil.reproduce.document import Block, Picture, Section, Table, Text, number, with_spread
 from crocodil.reproduce.figures import Curve, Panel
 from crocodil.reproduce.store import Job, Row, distinct, select
 from crocodil.shapes import TokenIds
@@ -26,15 +26,15 @@ PRDC_NAMES = ("precision", "recall", "density", "coverage")
 
 
 def priors(context: Context) -> dict[str, RegisterDenoiser]:
-    """The conditional prior, given a bare canvas, serves as the other where there is no other (decision D15)."""
+    """Return the priors by name; a conditional prior with an empty canvas can serve as both (decision D15)."""
     pipe = context.pipe
-    free = pipe.conditional if pipe.prior is None else pipe.prior
-    found = {UNCONDITIONAL: free, CONDITIONAL: pipe.conditional}
-    return {name: prior for name, prior in found.items() if prior is not None}
+    unconditional = pipe.conditional if pipe.prior is None else pipe.prior
+    by_name = {UNCONDITIONAL: unconditional, CONDITIONAL: pipe.conditional}
+    return {name: prior for name, prior in by_name.items() if prior is not None}
 
 
 def compute_psnr(context: Context) -> list[Row]:
-    """Of the predicted clean registers of validation programs, half of each visible to the conditional prior."""
+    """Measure the predicted registers of validation programs; the conditional prior sees half of the tokens."""
     jobs = [
         Job({"prior": name, "diffusion_time": time}, partial(_psnr_row, context, name, time), uses=PRIOR_PARTS)
         for name in priors(context)
@@ -48,12 +48,12 @@ def _psnr_row(context: Context, name: str, time: float) -> Row:
     texts = context.texts("valid", context.protocol.num_programs)
     total, size = 0.0, batch_size(pipe)
     for start in range(0, len(texts), size):
-        some = texts[start : start + size]
-        streams = context.streams("psnr", len(some), start=start)
-        registers = pipe.encode(some, cut=True).bank[:, : prior.config.num_registers]
-        condition = mask_half(pipe, some, streams.at("half")) if name == CONDITIONAL else None
+        batch = texts[start : start + size]
+        streams = context.streams("psnr", len(batch), start=start)
+        registers = pipe.encode(batch, cut=True).bank[:, : prior.config.num_registers]
+        condition = mask_half(pipe, batch, streams.at("half")) if name == CONDITIONAL else None
         errors = squared_error_by_time(_denoise(context, prior, condition), registers, [time], streams=streams)
-        total += errors[time] * len(some)
+        total += errors[time] * len(batch)
     return {"psnr": psnr(total / len(texts)), "num_samples": len(texts)}
 
 
@@ -65,7 +65,7 @@ def _denoise(context: Context, prior: RegisterDenoiser, seen: TokenIds | None) -
 
 
 def compute_prdc(context: Context) -> list[Row]:
-    """Drawn registers against those of validation programs, register by register."""
+    """Compare drawn registers with those of validation programs, register by register."""
     jobs = [Job({"prior": name}, partial(_prdc_row, context, name), uses=PRIOR_PARTS) for name in priors(context)]
     return context.store.compute("prdc", jobs)
 
@@ -81,27 +81,28 @@ def _prdc_row(context: Context, name: str) -> Row:
         num_steps = pipe.settings.drawing.prior_steps
         fake = draw_from_prior(pipe, len(texts), seed=context.seed).registers
     real = pipe.encode(texts, cut=True).bank[:, : fake.shape[1]]
-    found = prdc_per_register(real, fake, nearest=protocol.nearest)
-    spread = {f"{measure}_spread": value for measure, value in found.spread._asdict().items()}
-    return {**found.mean._asdict(), **spread, "num_samples": len(texts), "num_steps": num_steps}
+    prdc = prdc_per_register(real, fake, nearest=protocol.nearest)
+    spread = {f"{measure}_spread": value for measure, value in prdc.spread._asdict().items()}
+    return {**prdc.mean._asdict(), **spread, "num_samples": len(texts), "num_steps": num_steps}
 
 
-# ---------------------------------------------------------------- ink
+# ---------------------------------------------------------------- report
 
 
 def show(psnr_rows: Sequence[Row], prdc_rows: Sequence[Row]) -> Section:
     blocks: list[Block] = [
         Text(
-            """A prior turns noise into registers step by step: at diffusion time 1 it sees noise only, at time 0
-            clean registers. The conditional prior also sees half of the program's tokens, which should help it
-            most where the noise is strong."""
+            """A prior turns noise into registers step by step: its input is pure noise at diffusion time 1 and
+            clean registers at time 0. The conditional prior also sees half of the tokens of the program, which
+            should help most where the noise is strong."""
         ),
         Text(
-            """**Better:** higher PSNR (closer to the true registers; 0 dB is what predicting zero has). PRDC
-            compares clouds of drawn and of encoded registers: precision and density ask whether drawn ones look
-            real, recall and coverage whether they are as varied as real ones; all are best near 1. **The
-            paper:** conditioning has the higher PSNR over a wide range of times (Fig. 9, no numbers printed)
-            and the higher recall. Its PRDC is a mean over 128 registers, ours over those that the prior draws."""
+            """**Better:** higher PSNR (closer to the true registers; predicting zero gives 0 dB). PRDC compares
+            the distributions of drawn and encoded registers: precision and density measure whether drawn
+            registers look real, recall and coverage whether they are as varied as real ones; all are best near
+            1. **The paper:** the conditional prior has a higher PSNR over a wide range of times (Fig. 9, no
+            numbers printed) and a higher recall. The paper's PRDC is a mean over 128 registers, ours over the
+            registers that the prior draws."""
         ),
     ]
     for length in distinct([*psnr_rows, *prdc_rows], "length"):
@@ -115,11 +116,12 @@ def _show_psnr(rows: Sequence[Row], length: int) -> list[Block]:
         return []
     names = distinct(rows, "prior")
     panel = Panel(
-        title=f"Predicted registers, {length} tokens", x_label="diffusion time", y_label="PSNR, dB",
+        title=f"PSNR of predicted registers, {length} tokens", x_label="diffusion time (1 is pure noise)",
+        y_label="PSNR in dB (higher is better)",
         curves=[
-            Curve(name, [row["diffusion_time"] for row in own], [row["psnr"] for row in own])
+            Curve(f"{name} prior", [row["diffusion_time"] for row in of_prior], [row["psnr"] for row in of_prior])
             for name in names
-            for own in [select(rows, prior=name)]
+            for of_prior in [select(rows, prior=name)]
         ],
     )  # fmt: skip
     by_time = [
@@ -133,7 +135,7 @@ def _show_psnr(rows: Sequence[Row], length: int) -> list[Block]:
 def _show_prdc(rows: Sequence[Row], length: int) -> list[Block]:
     if not rows:
         return []
-    heads = ["", *(head for name in PRDC_NAMES for head in (name, f"{name}, published")), "samples", "steps"]
+    heads = ["prior", *(head for name in PRDC_NAMES for head in (name, f"{name}, published")), "samples", "steps"]
     return [Table(heads, [_prdc_line(row) for row in rows], f"PRDC, length {length}")]
 
 
@@ -144,8 +146,8 @@ def _printed(mean: float | None, spread: float | None) -> str:
 
 
 def _prdc_line(row: Row) -> list[str]:
-    theirs, cells = published.PRDC[row["prior"]], []
+    paper, cells = published.PRDC[row["prior"]], []
     for name in PRDC_NAMES:
-        cells.append(spread_around(row[name], row[f"{name}_spread"]))
-        cells.append(_printed(*theirs.get(name, (None, None))))
+        cells.append(with_spread(row[name], row[f"{name}_spread"]))
+        cells.append(_printed(*paper.get(name, (None, None))))
     return [row["prior"], *cells, str(row["num_samples"]), str(row["num_steps"])]

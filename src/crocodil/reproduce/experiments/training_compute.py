@@ -1,4 +1,4 @@
-"""Was the base given its due? Compute of training, from the records of runs."""
+"""Training compute of the base and of the guided model, from the records of their runs."""
 
 from collections.abc import Callable, Mapping
 from statistics import fmean
@@ -12,11 +12,10 @@ from crocodil.training.work import base_flops, conditional_flops, guided_flops, 
 
 
 def compute(context: Context) -> list[Row]:
-    """What the model is, and how the training of its base compares with that of its guided demasker."""
-    about = describe(context.pipe, context.training, context.base)
-    return context.store.compute(
-        "model", [Job(about, dict)]
-    )  # all of it is the question: a base's run may come later
+    """Describe the model, and compare the training compute of its base with that of its guided demasker."""
+    description = describe(context.pipe, context.training, context.base)
+    # The whole description is the key of the row: the run of a base may be given later.
+    return context.store.compute("model", [Job(description, dict)])
 
 
 def describe(pipe: Crocodil, training: Mapping[str, Row], base: str) -> Row:
@@ -41,10 +40,10 @@ def describe(pipe: Crocodil, training: Mapping[str, Row], base: str) -> Row:
 
 
 def base_compute_share(pipe: Crocodil, training: Mapping[str, Row], *, with_priors: bool = False) -> float | None:
-    """Compute spent on the base over that spent on demasker and encoder, the base they started from included.
+    """Return the compute of the base divided by that of demasker and encoder, including the base they start from.
 
-    `with_priors` adds the denoisers to what the guided model took. `training` holds the record of the model's run,
-    and of the base's where it has one of its own. None: not known, as of a base that others trained.
+    `with_priors` adds the denoisers to the guided model. `training` holds the record of the model's run, and that
+    of the base's run if it is another one. The result is None if it is unknown, as for a base that others trained.
     """
     if "run" not in training or pipe.base is None:
         return None
@@ -60,9 +59,9 @@ def base_compute_share(pipe: Crocodil, training: Mapping[str, Row], *, with_prio
 
 
 def stage_flops(pipe: Crocodil, record: Row) -> dict[str, float | None]:
-    """What each stage of a run took, counted as `training.work` counts it; None: the record does not say.
+    """Return the FLOPs of each stage of a run, counted as in `training.work`; None if the record lacks the stage.
 
-    A stage that the model has no network of was left out, and took nothing.
+    A stage whose network the model does not have counts as 0.
     """
     backbone = pipe.demasker.config.backbone
     guided = {**vars(DemaskerObjective()), **record.get("guided_objective", {})}

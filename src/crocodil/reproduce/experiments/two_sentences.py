@@ -1,8 +1,8 @@
-"""Appendix B's world of two sentences, "cat meows" and "dog barks", through every part of CRoCoDiL.
+"""The toy example of Appendix B: two sentences, "cat meows" and "dog barks", and every part of CRoCoDiL.
 
-A masked diffusion model that reveals both words at once draws them from independent marginals: half of its
-sentences are "cat barks" or "dog meows". One register that says which sentence is meant removes them all.
-Trains the base, the guided autoencoder and the prior on a CPU in seconds.
+A masked diffusion model that reveals both words at once samples them independently: half of its sentences are
+"cat barks" or "dog meows". One register that selects the sentence removes these errors. The base, the guided
+autoencoder and the prior are trained on a CPU in seconds.
 """
 
 import time
@@ -26,7 +26,7 @@ from crocodil.sampling.guidance import Guided, Unguided
 from crocodil.sampling.state import Canvas, Draw, Samples
 from crocodil.seeding import Streams, generator_for
 
-TITLE = "Why registers: two sentences (App. B)"
+TITLE = "Toy example: two sentences (App. B)"
 WORDS = ["cat", "dog", "meows", "barks", "<s>", ".", "[M]"]
 BEGIN, END, MASK = 4, 5, 6
 # The first token is always given: without one visible token, all positions look alike to the base.
@@ -51,7 +51,7 @@ DENOISER = RegisterDenoiserConfig(num_registers=1, register_width=WIDTH, width=W
 
 
 def train(name: str, modules: Sequence[nn.Module], loss_of: Callable[[Streams], Tensor], num_steps: int) -> str:
-    """Overfit the two sentences; says how it went."""
+    """Train on the two sentences, and return one line with the time and the last loss."""
     parameters = [parameter for module in modules for parameter in module.parameters()]
     optimiser = torch.optim.AdamW(parameters, lr=LEARNING_RATE, betas=(0.9, 0.95), weight_decay=0, fused=True)
     started_at = time.perf_counter()
@@ -66,7 +66,7 @@ def train(name: str, modules: Sequence[nn.Module], loss_of: Callable[[Streams], 
 
 
 def samples(say: Callable[[str], object], steps: tuple[int, int, int]) -> dict[str, Samples]:
-    """Three losses, then four samplers."""
+    """Train with three losses, then run four samplers."""
     base_steps, guided_steps, prior_steps = steps
     base = LLaDA(BACKBONE).init_weights(generator_for("base"))
     demasker = Demasker(DemaskerConfig(backbone=BACKBONE, num_registers=1, register_width=WIDTH))
@@ -100,22 +100,22 @@ def samples(say: Callable[[str], object], steps: tuple[int, int, int]) -> dict[s
     sentences = SENTENCES.repeat(NUM_SAMPLES // 2, 1)
     streams = Streams.of("samples", samples=range(NUM_SAMPLES))
 
-    def draw(own: Streams) -> Draw:
-        return draw_registers(denoiser, Drawing(), shape=(1, WIDTH), num_steps=16, streams=own)
+    def draw(streams: Streams) -> Draw:
+        return draw_registers(denoiser, Drawing(), shape=(1, WIDTH), num_steps=16, streams=streams)
 
     return {
-        "base, one word a call": decode(Unguided(base), canvas, one_by_one, streams=streams),
+        "base, one word per call": decode(Unguided(base), canvas, one_by_one, streams=streams),
         "base, both words at once": decode(Unguided(base), canvas, at_once, streams=streams),
-        "autoencoder, both at once": autoencode(
+        "autoencoder, both words at once": autoencode(
             encoder, Guided(demasker), sentences, canvas, at_once, streams=streams
         ),
-        "ConThenDisc, both at once": con_then_disc(draw, Guided(demasker), canvas, at_once, streams=streams),
+        "ConThenDisc, both words at once": con_then_disc(draw, Guided(demasker), canvas, at_once, streams=streams),
     }
 
 
-def incoherent_share(found: Samples) -> float:
-    """How many sentences are neither of the two."""
-    known = (found.tokens[:, None] == SENTENCES).all(dim=2).any(dim=1)
+def incoherent_share(samples: Samples) -> float:
+    """Return the share of sentences that are neither of the two."""
+    known = (samples.tokens[:, None] == SENTENCES).all(dim=2).any(dim=1)
     return 1 - known.float().mean().item()
 
 
@@ -123,44 +123,44 @@ def rows(say: Callable[[str], object], steps: tuple[int, int, int] = STEPS) -> l
     return [
         {
             "sampler": name,
-            "calls": found.cost.demasker_calls,
-            "incoherent_share": incoherent_share(found),
-            "first": "; ".join(" ".join(WORDS[i] for i in row) for row in found.tokens[:NUM_SHOWN, 1:].tolist()),
+            "calls": result.cost.demasker_calls,
+            "incoherent_share": incoherent_share(result),
+            "first": "; ".join(" ".join(WORDS[i] for i in ids) for ids in result.tokens[:NUM_SHOWN, 1:].tolist()),
             "num_samples": NUM_SAMPLES,
         }
-        for name, found in samples(say, steps).items()
+        for name, result in samples(say, steps).items()
     ]
 
 
 def compute(store: Store, steps: tuple[int, int, int] = STEPS) -> list[Row]:
-    """All at once, as one row: the samplers share what was trained."""
+    """Compute all samplers as one row, because they share the trained networks."""
     job = Job({"world": "two sentences", "steps": steps}, lambda: {"samplers": rows(lambda line: None, steps)})
     return store.compute("two-sentences", [job])[0]["samplers"]
 
 
-def show(found: Sequence[Row]) -> Section:
-    """App. B, beside what it derives."""
+def show(rows: Sequence[Row]) -> Section:
+    """Return the results beside the value that App. B derives."""
     derived = {"base, both words at once": f"{published.INDEPENDENT_SHARE_WRONG:.0%}"}
     return Section(
         TITLE,
         [
             Text(
-                """A world of two sentences, `cat meows` and `dog barks`. A masked diffusion model that reveals
-                both words at once draws each by itself, and half of its sentences mix the two; one register
-                that says which sentence is meant removes them."""
+                """The data are two sentences, `cat meows` and `dog barks`. A masked diffusion model that reveals
+                both words at once samples them independently, and half of its sentences mix the two. One
+                register that selects the sentence removes these errors."""
             ),
-            Text("**Better:** fewer incoherent sentences in as few calls."),
+            Text("**Better:** fewer incoherent sentences with fewer calls."),
             Table(
-                ["", "calls", "incoherent", "incoherent, published", "the first four"],
+                ["sampler", "calls", "incoherent", "incoherent, published", "first four samples"],
                 [
                     [
-                        row["sampler"],
+                        row["sampler"].replace(" a call", " per call").replace(", both at", ", both words at"),
                         str(row["calls"]),
                         f"{row['incoherent_share']:.1%}",
                         derived.get(row["sampler"], number(None)),
                         row["first"],
                     ]
-                    for row in found
+                    for row in rows
                 ],
             ),
         ],

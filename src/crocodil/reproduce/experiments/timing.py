@@ -1,0 +1,104 @@
+"""Time the methods: each point of the generation experiment again, and single programs on a CPU."""
+
+import copy
+import platform
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from crocodil.pipeline import Crocodil, Method
+from crocodil.pipeline.folder import NETWORKS
+from crocodil.reproduce.context import Context
+from crocodil.reproduce.experiments.generation import methods
+from crocodil.reproduce.store import Job, Row
+from crocodil.reproduce.sweep import CHOSEN, candidate_of, decoding_of, generate_with, own_candidate, parts_used_by
+from crocodil.sampling.cost import num_parameters
+
+LARGEST_ON_CPU = 2_000_000_000  # parameters; a larger demasker is not timed on a CPU
+
+
+def compute_seconds(context: Context) -> list[Row]:
+    """Time every point of the generation again: its own seconds include compilation and graph capture."""
+    jobs = [
+        Job(
+            {"method": point["method"], "calls": point["calls"]},
+            partial(_timed_row, context, point),
+            work=point["calls"],
+            uses=parts_used_by(context.pipe, Method(point["method"])),
+            chosen={name: point[name] for name in CHOSEN},
+        )
+        for point in context.store.rows("generation")
+        if point["method"] in list(Method)
+    ]
+    return context.store.compute("seconds", jobs)
+
+
+def _timed_row(context: Context, point: Row) -> Row:
+    count = context.protocol.num_clocked
+    decoding = replace(decoding_of(context.pipe, point["method"]), calls=point["calls"], **candidate_of(point))
+    generate = partial(
+        generate_with(context.pipe, Method(point["method"])), count, seed=context.seed, decoding=decoding
+    )
+    generate()  # compiles and captures new shapes
+    return {**{name: point[name] for name in CHOSEN}, "seconds": generate().seconds / count, "num_samples": count}
+
+
+def with_seconds(points: Sequence[Row], timed: Sequence[Row]) -> list[Row]:
+    """Return the points of the generation with the seconds measured here; None where there are none."""
+    seconds = {_key(row): row["seconds"] for row in timed}
+    return [{**point, "seconds": seconds.get(_key(point))} for point in points]
+
+
+def _key(row: Row) -> tuple[Any, ...]:
+    return row["length"], row["method"], row["calls"]
+
+
+# ---------------------------------------------------------------- on a CPU
+
+
+def compute_cpu_seconds(context: Context) -> list[Row]:
+    """Time one program at a time on a CPU in float32, with the default number of calls."""
+    if num_parameters(context.pipe.demasker) > LARGEST_ON_CPU:
+        return []
+    jobs = [
+        Job(
+            {"method": str(method)},
+            partial(_cpu_row, context, method),
+            uses=parts_used_by(context.pipe, method),
+            chosen=own_candidate(context.pipe, method),
+        )
+        for method in methods(context.pipe)
+    ]
+    return context.store.compute("cpu-seconds", jobs)
+
+
+def _cpu_row(context: Context, method: Method) -> Row:
+    count, all_threads = context.protocol.num_timed, torch.get_num_threads()
+    torch.set_num_threads(min(context.protocol.cpu_threads, all_threads))
+    try:
+        made = on_cpu(context.pipe).generate(
+            count, method=method, seed=context.seed, batch_size=1, show_progress=False
+        )
+        threads = torch.get_num_threads()
+    finally:
+        torch.set_num_threads(all_threads)
+    return {
+        **own_candidate(context.pipe, method),
+        "calls": made.costs[0].demasker_calls,
+        "cpu_seconds": made.seconds / count,
+        "threads": threads,
+        "machine": platform.machine(),
+        "num_samples": count,
+    }
+
+
+def on_cpu(pipe: Crocodil) -> Crocodil:
+    """Return the model on the CPU in float32; the given model stays where it is."""
+    if pipe.device.type == "cpu":
+        return pipe
+    copies: dict[str, Any] = {name: copy.deepcopy(getattr(pipe, name)) for name in NETWORKS}
+    networks = {name: network and network.to("cpu").float() for name, network in copies.items()}
+    return replace(pipe, compiled=False, **networks)
