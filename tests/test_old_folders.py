@@ -8,14 +8,17 @@ import json
 
 import numpy as np
 import pytest
+import tiny
 import torch
 from safetensors import safe_open
 
 from crocodil.checkpoints.checksums import verify
-from crocodil.checkpoints.format import load_model, save_model
+from crocodil.checkpoints.format import load_model, name_in_version_1, save_model
 from crocodil.corpus.order import Order
 from crocodil.corpus.shards import Corpus
 from crocodil.pipeline import Crocodil, Given
+from crocodil.training import checkpointing
+from crocodil.training.checkpointing import TrainState
 
 TEXT = "def f(x):\n    return x\n"
 
@@ -64,6 +67,30 @@ def test_old_names_are_refused_in_a_new_folder(fixtures, tmp_path):
     config.write_text(config.read_text().replace('"format_version": 1', '"format_version": 2'))
     with pytest.raises(ValueError, match=r"prior lacks final_table, pos_embed, proj_in\.bias and 3 more"):
         load_model(folder)
+
+
+def test_a_training_checkpoint_with_old_names_is_resumed(tmp_path, monkeypatch):
+    def state(fill):
+        denoiser = tiny.denoiser(tiny.CONDITIONAL)
+        parameters = {f"denoiser.{name}": weight for name, weight in denoiser.named_parameters()}
+        averages = {name: torch.full_like(weight, fill) for name, weight in parameters.items()}
+        return TrainState(parameters, torch.optim.AdamW(parameters.values()), averages, step=7)
+
+    def old_name(name):
+        prefix, denoiser, weight = name.rpartition("denoiser.")
+        return prefix + denoiser + name_in_version_1("RegisterDenoiser", weight)
+
+    written, resumed = state(1.0), state(2.0)
+    sum(weight.square().sum() for weight in written.parameters.values()).backward()
+    written.optimiser.step()
+    tensors = checkpointing._tensors
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpointing, "_tensors", lambda s: {old_name(n): t for n, t in tensors(s).items()})
+        checkpointing.save(written, tmp_path, keep=1)
+    assert checkpointing.restore(resumed, tmp_path)
+    expected = tensors(written)
+    assert tensors(resumed).keys() == expected.keys()
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in tensors(resumed).items())
 
 
 def test_an_old_corpus_gives_the_same_programs(fixtures, expected):

@@ -16,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from crocodil.checkpoints.checksums import sha256
+from crocodil.checkpoints.format import name_in_version_1
 from crocodil.runtime.config import Amount, config, read_as
 from crocodil.runtime.distributed import Ranks, load_tensors, save_tensors, whole_directory_for_ranks
 from crocodil.training.optimisers import moment_names, zero_moments
@@ -124,21 +125,30 @@ def _tensors(state: TrainState) -> dict[str, Tensor]:
 
 def _load(state: TrainState, directory: Path) -> None:
     stored = stored_shapes(directory)
+    stored_name = _name_in_version_1 if "denoiser.enter.weight" in stored else str
     weights = {name for name in stored if "/" not in name}
-    if differ := sorted(weights ^ set(state.parameters)):
+    if differ := sorted(weights ^ set(map(stored_name, state.parameters))):
         raise ValueError(f"{directory} holds another model: {differ[0]} and {len(differ) - 1} more tensors differ")
     state.optimiser.state.clear()
     groups = state.optimiser.param_groups
     moments = {parameter: moment_names(group) for group in groups for parameter in group["params"]}
     for name, parameter in state.parameters.items():
-        if stored[name] != tuple(parameter.shape):
-            raise ValueError(f"{directory}: {name} has shape {stored[name]}, not {tuple(parameter.shape)}")
-        if f"{moments[parameter][0]}/{name}" in stored:
+        shape = stored[stored_name(name)]
+        if shape != tuple(parameter.shape):
+            raise ValueError(f"{directory}: {name} has shape {shape}, not {tuple(parameter.shape)}")
+        if f"{moments[parameter][0]}/{stored_name(name)}" in stored:
             state.optimiser.state[parameter] = zero_moments(parameter, moments[parameter])
-    if foreign := sorted(set(stored) - set(_tensors(state))):
+    tensors = {stored_name(name): tensor for name, tensor in _tensors(state).items()}
+    if foreign := sorted(set(stored) - set(tensors)):
         raise ValueError(f"{directory} was written with another optimiser: it holds {foreign[0]}")
-    load_tensors(_tensors(state), directory)
+    load_tensors(tensors, directory)
     state.step = _contents(directory).step
+
+
+def _name_in_version_1(name: str) -> str:
+    """Return the name of a tensor in a checkpoint that is older than format 2."""
+    prefix, denoiser, weight = name.rpartition("denoiser.")
+    return prefix + denoiser + name_in_version_1("RegisterDenoiser", weight) if denoiser else name
 
 
 def _name(step: int) -> str:
