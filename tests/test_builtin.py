@@ -30,7 +30,7 @@ def test_it_generates(pipe):
     made = pipe.generate(1, length=32, calls=4)
     assert made.texts[0]
     assert made.costs[0].demasker_calls <= 4
-    assert made.costs[0].denoiser_calls >= pipe.settings.prior_steps
+    assert made.costs[0].denoiser_calls >= pipe.settings.drawing.prior_steps
 
 
 def test_what_it_autoencodes_is_the_same_text(pipe):

@@ -495,9 +495,9 @@ def test_the_example_of_the_docs_runs(folder):
 
 
 def test_swapped_priors_are_refused(pipe):
-    with pytest.raises(ValueError, match="the prior has cross-attention: it is a conditional one"):
+    with pytest.raises(ValueError, match="the prior has cross-attention, like a conditional prior"):
         replace(pipe, prior=pipe.conditional, conditional=pipe.prior)
-    with pytest.raises(ValueError, match="the conditional prior has no cross-attention: it is a plain one"):
+    with pytest.raises(ValueError, match="the conditional prior has no cross-attention, like a plain prior"):
         replace(pipe, conditional=pipe.prior)
 
 
@@ -584,7 +584,7 @@ def test_a_model_that_is_none_is_one_line(folder, tmp_path):
     choices = {"tokenizer": folder / "tokenizer.json", "settings": Settings(length=64), "device": "cpu"}
     with pytest.raises(ValueError, match="base holds a LLaDA, not a Demasker"):
         Crocodil.assemble(networks, **choices)
-    with pytest.raises(ValueError, match="a model needs a demasker and an encoder: no demasker"):
+    with pytest.raises(ValueError, match="a model needs a demasker and an encoder: demasker missing"):
         Crocodil.assemble({"encoder": folder / "encoder"}, **choices)
     (tmp_path / "crocodil.json").write_text('{"format": "other"}')
     with pytest.raises(ValueError, match="is not version 1 or 2 of this project's model format"):

@@ -5,7 +5,7 @@ import tiny
 import torch
 from tiny import EOS, MASK, VOCAB
 
-from crocodil.processes.categorical import STRETCH, _invert, draw_tokens, propose_tokens
+from crocodil.processes.categorical import CHUNK, _invert, draw_tokens, propose_tokens
 from crocodil.processes.masking import (
     demasking_loss,
     mask_prob_at,
@@ -23,9 +23,9 @@ from crocodil.processes.reveal import (
     RemaskByConfidence,
     RevealStep,
     before_given_text,
-    fill_behind_end,
+    fill_after_eos,
     highest,
-    hold_back_ends,
+    hold_back_eos,
 )
 
 KEEPING = [MostConfident(), AtRandom(), NoisyConfidence(), AboveThreshold(0.3)]
@@ -144,7 +144,7 @@ def test_tokens_are_drawn_from_the_tempered_softmax(temperature):
 
 
 def test_tokens_are_drawn_evenly_from_a_vocabulary_of_many_stretches():
-    size, count = 3 * STRETCH + 10, 60_000
+    size, count = 3 * CHUNK + 10, 60_000
     drawn = draw_tokens(torch.zeros(count, size), temperature=1.0, streams=tiny.streams(count))
     counts = torch.bincount(drawn, minlength=size)
     assert len(counts) == size
@@ -153,7 +153,7 @@ def test_tokens_are_drawn_evenly_from_a_vocabulary_of_many_stretches():
 
 
 def test_a_rare_token_keeps_its_probability_and_an_impossible_one_is_never_drawn():
-    logits = torch.full((200_000, 2 * STRETCH), -torch.inf)
+    logits = torch.full((200_000, 2 * CHUNK), -torch.inf)
     logits[:, 5], logits[:, 300] = 0.0, math.log(1e-4)
     drawn = draw_tokens(logits, temperature=1.0, streams=tiny.streams(200_000))
     assert set(drawn.tolist()) == {5, 300}
@@ -170,12 +170,12 @@ def test_no_place_falls_on_what_has_no_weight(place):
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_logits_that_are_not_finite_draw_tokens_inside_the_vocabulary(value):
-    logits = torch.zeros(64, STRETCH + 44)
+    logits = torch.zeros(64, CHUNK + 44)
     logits[:32, 299] = value
     logits[32:] = value
     for top_p in (1.0, 0.5):
         drawn = draw_tokens(logits, temperature=1.0, top_p=top_p, streams=tiny.streams(64))
-        assert (drawn < STRETCH + 44).all()
+        assert (drawn < CHUNK + 44).all()
 
 
 def test_drawing_survives_logits_whose_exponential_overflows():
@@ -335,14 +335,14 @@ def test_every_rule_but_remasking_keeps_what_was_shown(rule):
 def test_an_end_is_as_sure_as_what_stands_before_it_so_a_threshold_can_keep_it():
     log_prob = torch.tensor([[-1.0, -0.1, -0.2, -0.01, -0.3]])
     hidden = torch.tensor([[False, True, True, True, True]])
-    held = hold_back_ends(log_prob, ends=torch.tensor([[False, False, False, True, True]]), hidden=hidden)
+    held = hold_back_eos(log_prob, is_eos=torch.tensor([[False, False, False, True, True]]), hidden=hidden)
     assert torch.equal(held[:, 1:], torch.tensor([[-0.1, -0.2, -0.2, -0.3]]))
 
 
 def test_a_text_does_not_stop_at_an_end_while_something_before_it_is_hidden():
     tokens = torch.tensor([[5, MASK, EOS, MASK], [5, 6, EOS, MASK], [EOS, MASK, MASK, MASK]])
     may_end = torch.tensor([False, True, True, True]).expand(3, -1)
-    filled = fill_behind_end(tokens, may_end=may_end, mask_id=MASK, eos_id=EOS)
+    filled = fill_after_eos(tokens, may_end=may_end, mask_id=MASK, eos_id=EOS)
     assert filled.tolist() == [[5, MASK, EOS, MASK], [5, 6, EOS, EOS], [EOS, MASK, MASK, MASK]]
 
 

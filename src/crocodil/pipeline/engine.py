@@ -1,4 +1,4 @@
-"""A model and its machine: what is compiled, what is recorded, how large a batch may be."""
+"""A model on its device: compiling, recording as CUDA graphs, and the batch size that memory allows."""
 
 from collections.abc import Iterable
 
@@ -10,13 +10,13 @@ from crocodil.runtime.devices import free_memory
 from crocodil.runtime.graphs import Recorder
 from crocodil.sampling.decode import PLAIN, Engine, reveal
 
-LARGEST_BATCH = 256  # beyond it nothing gets faster
-LARGEST_CPU_BATCH = 16  # beyond it no text takes less CPU time, and all wait longer (docs/sampling.md)
-MOST_VARIANTS = 64  # of what a call reveals, compiled
+LARGEST_BATCH = 256  # larger batches are not faster
+LARGEST_CPU_BATCH = 16  # larger batches take as much CPU time per text, and all texts wait longer
+MAX_COMPILED_VARIANTS = 64  # one per reveal rule and shape; PyTorch's default of 8 is soon exceeded
 
 
 def compile_blocks(networks: Iterable[nn.Module]) -> None:
-    """Only the blocks that repeat: one of them is compiled, the others are the same."""
+    """Compile the repeated blocks only: they share one compiled function."""
     for network in networks:
         for module in network.modules():
             if isinstance(module, nn.ModuleList):
@@ -25,21 +25,21 @@ def compile_blocks(networks: Iterable[nn.Module]) -> None:
 
 
 def engine_for(device: torch.device, *, compiled: bool) -> Engine:
-    """On CUDA calls are recorded once and replayed."""
+    """Return an engine that records calls once and replays them on CUDA, and runs them directly elsewhere."""
     if device.type != "cuda":
         return PLAIN
-    if compiled:  # a variant for each reveal rule and some shapes: eight are soon used up
-        torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, MOST_VARIANTS)
+    if compiled:
+        torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, MAX_COMPILED_VARIANTS)
     return Engine(Recorder(), torch.compile(reveal, dynamic=True) if compiled else reveal)
 
 
 def affordable_batch(config: DemaskerConfig, length: int, device: torch.device) -> int:
-    """How many samples of this length fit into half of the memory that is free; no more than pays.
+    """Return how many samples fit into half of the free memory, up to the largest useful batch.
 
-    A sample takes four float32 copies of its logits at most (tempered, sorted, summed, noisy), and at each
-    position of the demasker sixteen vectors and its row of every head's attention.
+    A sample needs at most four float32 copies of its logits (scaled, sorted, summed, noisy) and, at each position
+    of the demasker, sixteen vectors and one attention row per head.
     """
     backbone, positions = config.backbone, length + config.num_registers + 2
     floats = 4 * length * backbone.vocab_size + positions * (16 * backbone.width + positions * backbone.num_heads)
-    most = LARGEST_CPU_BATCH if device.type == "cpu" else LARGEST_BATCH
-    return min(max(1, free_memory(device) // 2 // (4 * floats)), most)
+    largest = LARGEST_CPU_BATCH if device.type == "cpu" else LARGEST_BATCH
+    return min(max(1, free_memory(device) // 2 // (4 * floats)), largest)

@@ -20,9 +20,9 @@ from crocodil.runtime.atomic import whole_directory
 from crocodil.text.tokenizer import Tokenizer
 
 TOKENIZER_FILE = "tokenizer.json"
-ENCODER_TOKENIZER_FILE = "encoder_tokenizer.json"  # where the encoder has a vocabulary of its own (decision D7)
+ENCODER_TOKENIZER_FILE = "encoder_tokenizer.json"  # of an encoder with another vocabulary (decision D7)
 
-# The networks of a model folder: the first two are always there.
+# The networks of a model folder; the first two are required.
 NETWORKS: dict[str, type[nn.Module]] = {
     "demasker": Demasker,
     "encoder": RegisterEncoder,
@@ -42,7 +42,7 @@ def write_folder(
     *,
     int8: bool = False,
 ) -> None:
-    """The folder appears whole or not at all, and never in place of another."""
+    """Write a model folder. It appears complete or not at all, and never replaces another."""
     if target.exists():
         raise ValueError(f"{target} exists: models are never overwritten, choose another directory")
     with whole_directory(target) as unfinished:
@@ -58,9 +58,9 @@ def write_folder(
 def load_networks(
     paths: Mapping[str, StrPath], *, device: Device, dtype: torch.dtype | None = None
 ) -> dict[str, Any]:
-    """Networks that were saved one by one, by the names of `NETWORKS`; nothing in them learns any more."""
+    """Load networks by the names of `NETWORKS`, frozen and in evaluation mode."""
     if missing := {"demasker", "encoder"} - set(paths):
-        raise ValueError(f"a model needs a demasker and an encoder: no {' and no '.join(sorted(missing))}")
+        raise ValueError(f"a model needs a demasker and an encoder: {' and '.join(sorted(missing))} missing")
     loaded = {}
     for name, path in paths.items():
         network = load_model(path, dtype=dtype, device=device)
@@ -71,14 +71,14 @@ def load_networks(
 
 
 def parts_of(path_or_name: StrPath) -> dict[str, Any]:
-    """Where the parts of a model lie, and its settings: what `Crocodil.assemble` takes."""
+    """Return the arguments of `Crocodil.assemble` for a model folder: paths of its parts, and its settings."""
     folder = model_folder(path_or_name)
     check_quickly(folder)
-    own = folder / ENCODER_TOKENIZER_FILE
+    encoder_tokenizer = folder / ENCODER_TOKENIZER_FILE
     return {
         "networks": {name: folder / name for name in NETWORKS if (folder / name).exists()},
         "tokenizer": folder / TOKENIZER_FILE,
-        "encoder_tokenizer": own if own.exists() else None,
+        "encoder_tokenizer": encoder_tokenizer if encoder_tokenizer.exists() else None,
         "settings": read_settings(folder / SETTINGS_FILE),
     }
 
@@ -86,8 +86,8 @@ def parts_of(path_or_name: StrPath) -> dict[str, Any]:
 def check_vocabulary(name: str, vocab_size: int, tokenizer: Tokenizer) -> None:
     if vocab_size < len(tokenizer):  # an embedding may have more rows than its tokenizer uses
         raise ValueError(
-            f"a {name} of {vocab_size} tokens for a tokenizer of {len(tokenizer)}: "
-            "they disagree about the vocabulary"
+            f"the {name} has a vocabulary of {vocab_size} tokens and its tokenizer {len(tokenizer)}: "
+            "they do not belong together"
         )
 
 
@@ -98,26 +98,28 @@ def check_networks(
     conditional: RegisterDenoiser | None,
     condition_encoder: RegisterEncoder | None,
 ) -> None:
-    """Registers have one width, are no more than the demasker reads, and a condition is what an encoder gives."""
+    """Check that all networks agree on the width and number of registers, and on the condition."""
     width, count = demasker.config.register_width, demasker.config.num_registers
     for network in (encoder, prior, conditional):
         if network is not None and network.config.register_width != width:
-            raise ValueError(f"registers {network.config.register_width} wide for a demasker of {width}")
+            raise ValueError(
+                f"a network has registers of width {network.config.register_width}, the demasker of {width}"
+            )
     if encoder.config.num_registers > count:
-        raise ValueError(f"an encoder of {encoder.config.num_registers} registers for a demasker of {count}")
+        raise ValueError(f"the encoder has {encoder.config.num_registers} registers, the demasker reads {count}")
     for denoiser in (prior, conditional):
         if denoiser is not None and denoiser.config.num_registers > count:
-            raise ValueError(f"a prior of {denoiser.config.num_registers} registers for a demasker of {count}")
+            raise ValueError(f"a prior has {denoiser.config.num_registers} registers, the demasker reads {count}")
     if prior is not None and prior.config.condition_width is not None:
-        raise ValueError("the prior has cross-attention: it is a conditional one, are the two swapped?")
+        raise ValueError("the prior has cross-attention, like a conditional prior: are the two swapped?")
     if conditional is not None:
         _check_condition(conditional, condition_encoder or encoder)
 
 
 def _check_condition(conditional: RegisterDenoiser, encoder: RegisterEncoder) -> None:
-    wanted = (conditional.config.condition_length, conditional.config.condition_width)
-    given = (encoder.config.num_registers, encoder.config.register_width)
-    if wanted[1] is None:
-        raise ValueError("the conditional prior has no cross-attention: it is a plain one, are the two swapped?")
-    if wanted != given:
-        raise ValueError(f"the conditional prior reads {wanted} registers and width, its encoder gives {given}")
+    expected = (conditional.config.condition_length, conditional.config.condition_width)
+    encoded = (encoder.config.num_registers, encoder.config.register_width)
+    if expected[1] is None:
+        raise ValueError("the conditional prior has no cross-attention, like a plain prior: are the two swapped?")
+    if expected != encoded:
+        raise ValueError(f"the conditional prior expects {expected} (registers, width), its encoder has {encoded}")
