@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from crocodil.reproduce.experiments.equal_cost import differences
+from crocodil.reproduce.experiments.comparison import differences
 
 from crocodil.metrics.text_statistics import parses_as_python
 from crocodil.pipeline import Crocodil, Method
