@@ -40,16 +40,7 @@ def corpus(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def trained(corpus, tmp_path_factory):
-    """A run directory with all stages finished, in half of tiny's steps; tests of training have one with all."""
-    from dataclasses import replace
+    """A run with all stages finished, in a third of tiny's steps; the tests of training have one with all steps."""
+    from tiny_run import trained_run
 
-    from crocodil.presets.runs import tiny
-    from crocodil.training.run import STAGES, run_stage
-    from crocodil.training.stage_setup import Workspace
-
-    out, run = tmp_path_factory.mktemp("run"), tiny(corpus)
-    loops = [name for name in vars(run) if name.endswith("_loop")]
-    run = replace(run, **{name: replace(getattr(run, name), num_steps=60) for name in loops})
-    for stage in STAGES:
-        assert run_stage(stage, run, Workspace(corpus, out, out))
-    return out
+    return trained_run(corpus, tmp_path_factory.mktemp("run"), num_steps=40)

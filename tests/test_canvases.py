@@ -67,7 +67,7 @@ def texts_of(givens, demask, how):
 
 @pytest.mark.parametrize("rule", [MostConfident(), Remask()], ids=repr)
 def test_text_begins_with_every_prefix_and_ends_with_every_suffix_wherever_they_are_cut(rule):
-    cuts = [(text, cut) for text in PROGRAMS for cut in range(1, len(text))]
+    cuts = [(text, cut) for text in PROGRAMS for cut in range(1, len(text), 2)]
     ends = [Given(prefix=text[:cut]) for text, cut in cuts] + [Given(suffix=text[cut:]) for text, cut in cuts]
     around = [Given(prefix=text[: cut // 2], suffix=text[-cut // 2 :]) for text, cut in cuts[1::3]]
     givens = [given for given in ends + around if given]

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from crocodil.reproduce.experiments.comparison import differences
 
 from crocodil.metrics.text_statistics import parses_as_python
 from crocodil.pipeline import Crocodil, Method
@@ -14,6 +13,7 @@ from crocodil.presets.runs import assumed_corpus, preset, with_changes
 from crocodil.reproduce.context import parts, with_base
 from crocodil.reproduce.document import as_markdown
 from crocodil.reproduce.experiments import read_all
+from crocodil.reproduce.experiments.comparison import differences
 from crocodil.reproduce.experiments.training_compute import base_compute_share
 from crocodil.reproduce.figures import can_draw
 from crocodil.reproduce.report import TITLE, report, summary, timed

@@ -5,12 +5,7 @@ import pytest
 
 @pytest.fixture(scope="session")
 def trained(corpus, tmp_path_factory):
-    """Train all stages, and return the directory of the run."""
-    from crocodil.presets.runs import tiny
-    from crocodil.training.run import STAGES, run_stage
-    from crocodil.training.stage_setup import Workspace
+    """A run with all stages finished."""
+    from tiny_run import trained_run
 
-    out = tmp_path_factory.mktemp("run")
-    for stage in STAGES:
-        assert run_stage(stage, tiny(corpus), Workspace(corpus, out, out))
-    return out
+    return trained_run(corpus, tmp_path_factory.mktemp("run"))

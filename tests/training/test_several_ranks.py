@@ -26,9 +26,9 @@ STAGES = ("base", "guided", "registers", "prior", "conditional")
 def short(corpus):
     """A few steps of every stage; the demasker is unfrozen half way through stage guided."""
     run = tiny(corpus)
-    loop = replace(run.base_loop, num_steps=6, save_every=3, evaluate_every=100)
+    loop = replace(run.base_loop, num_steps=4, save_every=2, evaluate_every=100)
     return replace(
-        run, base_loop=loop, guided_loop=loop, prior_loop=loop, conditional_loop=loop, encoder_warmup_steps=3
+        run, base_loop=loop, guided_loop=loop, prior_loop=loop, conditional_loop=loop, encoder_warmup_steps=2
     )
 
 
@@ -97,7 +97,7 @@ def test_a_checkpoint_of_two_ranks_loads_in_one_process(corpus, by_one, by_two, 
         assert checkpointing.restore(state, out / stage.name / "checkpoints")
         states.append(state)
     one, two = states
-    assert two.step == one.step == 6
+    assert two.step == one.step == 4
     for name, parameter in one.parameters.items():
         assert torch.allclose(parameter, two.parameters[name], atol=1e-4), name
         assert torch.allclose(one.averages[name], two.averages[name], atol=1e-4), name
