@@ -40,7 +40,7 @@ def corpus(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def trained(corpus, tmp_path_factory):
-    """A run with all stages finished, in a third of tiny's steps; the tests of training have one with all steps."""
+    """A run with all stages finished, in a third of the steps; the tests of training have one with all steps."""
     from tiny_run import trained_run
 
     return trained_run(corpus, tmp_path_factory.mktemp("run"), num_steps=40)
