@@ -253,8 +253,8 @@ def test_the_settings_hold_the_reveal_rule_and_the_guidance_of_the_prior(pipe):
     own = replace(own, settings=replace(own.settings, decoding=Decoding(rule="remask")))
     made = own.generate(2, calls=4, length=64)
     assert made.cost == Cost(4, 2 * (own.settings.drawing.prior_steps + own.settings.drawing.refresh_steps), 1)
-    assert own.decoding_for(Method.CON_THEN_DISC).rule == "remask"
-    assert own.decoding_for(Method.BASE) == Decoding(temperature=1.0)  # at 0 it would have one text
+    assert own.settings.decoding_for(Method.CON_THEN_DISC).rule == "remask"
+    assert own.settings.decoding_for(Method.BASE) == Decoding(temperature=1.0)  # at 0 it would have one text
     with pytest.raises(ValueError, match="pag_scale should be greater than or equal to 0, not -1"):
         Drawing(pag_scale=-1)
     with pytest.raises(ValueError, match=r"rule should be a reveal rule \(confidence, noisy-confidence, .*'best'"):

@@ -41,8 +41,8 @@ def generate(
     Options for decoding and registers that are not given take the defaults of the model.
     """
     settings = _settings(model)
-    defaults = Decoding() if method is Method.BASE else settings.decoding
-    with_knobs(defaults, settings.drawing, knobs)[0].plan(settings.canvas(length))  # raises if calls do not fit
+    decoding, _ = with_knobs(settings.decoding_for(method), settings.drawing, knobs)
+    decoding.plan(settings.canvas(length))  # raises if the calls do not fit
     folder = None if out_dir is None else NewFolder(out_dir, extension)
     from crocodil.cli.display import Printer, Totals, watching
     from crocodil.pipeline import Crocodil, Given

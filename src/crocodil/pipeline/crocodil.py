@@ -273,8 +273,8 @@ class Crocodil:
     ) -> Generation:
         """Generate `count` texts.
 
-        The configs are by default those of the model's settings (`decoding_for`, `settings.drawing`). `on_call` is
-        called after every demasker call with a `Snapshot` of the batch.
+        The configs are by default those of the model's settings (`settings.decoding_for`, `settings.drawing`).
+        `on_call` is called after every demasker call with a `Snapshot` of the batch.
         """
         decoding, drawing = self._sampling(Method(method), decoding, drawing, knobs)
         job = self._generation_job(count, Method(method), length, seed, given, decoding, drawing)
@@ -308,17 +308,10 @@ class Crocodil:
         batches = self._batches(job, decoding, batch_size, on_call, show_progress)
         return (self._generation(samples, seconds, job) for samples, seconds in batches)
 
-    def decoding_for(self, method: Method) -> Decoding:
-        """Return the default config of a method. A base at temperature 0 would write one text only."""
-        guided = self.settings.decoding
-        if method is Method.BASE:
-            return Decoding(temperature=guided.temperature or 1.0, top_p=guided.top_p)
-        return guided
-
     def _sampling(
         self, method: Method, decoding: Decoding | None, drawing: Drawing | None, knobs: dict[str, Any]
     ) -> tuple[Decoding, Drawing]:
-        return with_knobs(decoding or self.decoding_for(method), drawing or self.settings.drawing, knobs)
+        return with_knobs(decoding or self.settings.decoding_for(method), drawing or self.settings.drawing, knobs)
 
     def _generation_job(
         self,

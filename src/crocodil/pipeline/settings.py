@@ -46,6 +46,12 @@ class Settings:
             raise ValueError(f"this model fills canvases of 2 to {self.lengths[-1]} tokens, not {length}")
         return length
 
+    def decoding_for(self, method: Method) -> Decoding:
+        """Return the default config of a method. A base at temperature 0 would write one text only."""
+        if method is Method.BASE:
+            return Decoding(temperature=self.decoding.temperature or 1.0, top_p=self.decoding.top_p)
+        return self.decoding
+
 
 def to_json(settings: Settings) -> dict[str, Any]:
     if not isinstance(settings.decoding.rule, str):

@@ -30,7 +30,7 @@ def evaluate_model(
     seed: int,
 ) -> Row:
     """Generate texts and evaluate them against a split. `knobs` change fields of the model's sampling configs."""
-    decoding, drawing = with_knobs(pipe.decoding_for(method), pipe.settings.drawing, dict(knobs or {}))
+    decoding, drawing = with_knobs(pipe.settings.decoding_for(method), pipe.settings.drawing, dict(knobs or {}))
     pipe = replace(pipe, settings=replace(pipe.settings, drawing=drawing))
     protocol = replace(FULL, name="evaluate", num_samples=count, num_swept=count)
     context = Context.for_model(

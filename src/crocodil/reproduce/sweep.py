@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from crocodil.pipeline import Crocodil, Generation, Method
 from crocodil.reproduce.context import GENERATION_PARTS, Context, parts_of_base
+from crocodil.reproduce.protocol import FULL
 from crocodil.reproduce.store import Job, Row, select
 from crocodil.sampling.configs import Decoding
 
@@ -22,7 +23,7 @@ TIE = 0.05  # of MAUVE: smaller differences are noise at the sample size of a sw
 CRITERION = f"the highest MAUVE on valid; of those within its spread, or {TIE}, the lowest Gen-PPL"  # kept in rows
 NUM_SHOWN = 2  # texts kept in a row, as in App. G
 SWEEP = "sweep"  # the file of the sweep's rows
-CHOSEN = ("temperature", "rule")  # columns that hold the chosen candidate: fields of `Decoding`
+CHOSEN = tuple(FULL.swept)  # columns that hold the chosen candidate: fields of `Decoding`
 
 
 class Sampler(NamedTuple):
@@ -142,12 +143,12 @@ def measure(
 
 def decoding_of(pipe: Crocodil, method: str | None) -> Decoding:
     """Return the default config of a method; a variant has that of ConThenDisc."""
-    return pipe.decoding_for(Method(method) if method in list(Method) else Method.CON_THEN_DISC)
+    return pipe.settings.decoding_for(Method(method) if method in list(Method) else Method.CON_THEN_DISC)
 
 
 def own_candidate(pipe: Crocodil, method: Method) -> Row:
     """Return the candidate that `pipe.generate` uses by default."""
-    return candidate_of(decoding_row(pipe.decoding_for(method)))
+    return candidate_of(decoding_row(pipe.settings.decoding_for(method)))
 
 
 def decoding_row(decoding: Decoding) -> Row:
