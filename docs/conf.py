@@ -4,9 +4,15 @@ Pages are the Markdown files of this folder. In docs/api a line `::: crocodil.pa
 all modules of that package, so that no list of modules has to be kept.
 """
 
+import ast
+import dataclasses
+import inspect
 import re
+import textwrap
 from functools import partial
 from pathlib import Path
+
+from sphinx.errors import ExtensionError
 
 import crocodil
 
@@ -39,6 +45,7 @@ myst_heading_anchors = 4
 autodoc_member_order = "bysource"
 add_module_names = False
 python_maximum_signature_line_length = 100  # longer ones have a line per parameter
+suppress_warnings = ["ref.python"]  # a name in a signature may have two homes
 html_theme = "furo"  # no fonts or scripts from other hosts; search works from a local file
 html_title = f"crocodil {release}"
 html_copy_source = False
@@ -90,7 +97,37 @@ def escape_markdown(app: object, what: str, name: str, thing: object, options: o
         lines[number] = "`".join(parts)
 
 
+def signature_as_written(
+    app: object, what: str, name: str, thing: object, options: object, signature: str, returned: str
+) -> tuple[str, str] | None:
+    """Show annotations as the source writes them: `RegisterBank`, not the type that it stands for."""
+    try:
+        (node,) = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(thing)))).body  # type: ignore[arg-type]
+    except (TypeError, ValueError, OSError, SyntaxError):
+        return None
+    if isinstance(node, ast.FunctionDef):
+        arguments = node.args
+        if what == "method" and arguments.args[:1] and arguments.args[0].arg in ("self", "cls"):
+            del arguments.args[0]
+        return f"({ast.unparse(arguments)})", ast.unparse(node.returns) if node.returns else ""
+    if dataclasses.is_dataclass(thing) or (isinstance(thing, type) and hasattr(thing, "_fields")):
+        fields = [ast.unparse(part) for part in node.body if isinstance(part, ast.AnnAssign)]
+        fields = [re.sub(r" = (knob|field)\((.*?)[,)].*", r" = \2", field, flags=re.DOTALL) for field in fields]
+        return f"({', '.join(field for field in fields if 'ClassVar' not in field)})", ""
+    return None
+
+
+def check_api_pages(app: object, error: Exception | None) -> None:
+    """Fail if a page of docs/api documents nothing."""
+    pages = sorted(Path(app.outdir, "api").glob("[!i]*.html"))  # type: ignore[attr-defined]
+    empty = [page.name for page in pages if "sig-object" not in page.read_text(encoding="utf-8")]
+    if empty and error is None:
+        raise ExtensionError(f"API pages without a single function or class: {', '.join(empty)}")
+
+
 def setup(app: object) -> None:
-    """Connect the two functions above; docstrings are escaped before napoleon reads their sections."""
+    """Connect the functions above; docstrings are escaped before napoleon reads their sections."""
+    app.connect("autodoc-process-signature", signature_as_written)  # type: ignore[attr-defined]
+    app.connect("build-finished", check_api_pages)  # type: ignore[attr-defined]
     app.connect("source-read", fill_page)  # type: ignore[attr-defined]
     app.connect("autodoc-process-docstring", escape_markdown, priority=400)  # type: ignore[attr-defined]

@@ -203,7 +203,11 @@ Extension = Annotated[
 ]
 BatchSize = Annotated[
     int | None,
-    number(config.Count, "Texts per batch; small batches print earlier. Default: by free memory.", panel=OUTPUT),
+    number(
+        config.Count,
+        "Texts per batch; small batches print earlier. Default: 4 on a CPU, by free memory on a GPU.",
+        panel=OUTPUT,
+    ),
 ]
 Show = Annotated[bool, typer.Option("--show", help="Watch the tokens of one text appear.", rich_help_panel=OUTPUT)]
 Timings = Annotated[

@@ -14,6 +14,8 @@ from crocodil.cli.texts import NewFolder, printable, read_text
 from crocodil.pipeline.settings import BUILTIN, SETTINGS_FILE, Method, Settings, model_folder, read_settings
 from crocodil.sampling.configs import Decoding, Drawing, with_knobs
 
+CPU_BATCH = 4  # texts: the first ones are printed early, for a tenth more time than in batches of 16
+
 
 @app.command(rich_help_panel=USE)
 @options.with_knobs_of(Decoding, Drawing)
@@ -57,7 +59,7 @@ def generate(
             length=length,
             seed=seed,
             given=given,
-            batch_size=batch_size,
+            batch_size=batch_size or (CPU_BATCH if pipe.device.type == "cpu" else None),
             on_call=on_call,
             **knobs,
         ):
