@@ -6,11 +6,13 @@ import shutil
 import pytest
 import torch
 from test_tokenization import BYTES, SOURCES, TRICKY, WORLD, byte_level
+from tiny_causal import save_causal
 from tokenizers import Tokenizer as Raw
 from tokenizers import models, normalizers
-from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
+from crocodil.checkpoints.causal import load_causal
 from crocodil.checkpoints.trimmed import trimmed_rows
 from crocodil.cli import app
 from crocodil.text.tokenizer import SPECIAL_TOKENS, Tokenizer
@@ -147,29 +149,25 @@ def test_what_cannot_be_trimmed_is_refused_in_one_line(qwen):
 # ---------------------------------------------------------------- checkpoints
 
 
-@pytest.fixture(scope="module", params=[True, False], ids=["tied", "sharded"])
+@pytest.fixture(scope="module", params=["llama", "qwen2"])
 def folders(request, smollm, tmp_path_factory):
-    """A causal checkpoint, and what `crocodil trim` makes of it: tied, or in shards with a head of its own."""
-    root = tmp_path_factory.mktemp("trim")
-    config = LlamaConfig(
-        vocab_size=704, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
-        intermediate_size=24, tie_word_embeddings=request.param, eos_token_id=0,
-    )  # fmt: skip
-    torch.manual_seed(0)
-    LlamaForCausalLM(config).save_pretrained(root / "old", max_shard_size="5GB" if request.param else "20KB")
+    """A causal checkpoint and what `crocodil trim` makes of it: tied, or in shards with a head of its own."""
+    root, is_tied = tmp_path_factory.mktemp("trim"), request.param == "llama"
+    save_causal(
+        root / "old", request.param, num_rows=704, tie_word_embeddings=is_tied, num_shards=1 if is_tied else 3
+    )
     smollm.save(root / "old" / "tokenizer.json")
     (root / "texts").mkdir()
     for number, text in enumerate(USED):
         (root / "texts" / f"{number}.py").write_text(text)
     arguments = ["trim", root / "old", "--data", root / "texts", "--out", root / "new", "--size", 400]
     result = CliRunner().invoke(app, list(map(str, arguments)), catch_exceptions=False)
-    assert result.exit_code == 0
     assert "448 of 700 tokens" in result.output
     return root
 
 
 def test_transformers_loads_the_trimmed_model_and_its_logits_are_the_old_ones(folders, smollm):
-    old, new = (LlamaForCausalLM.from_pretrained(folders / name) for name in ("old", "new"))
+    old, new = (AutoModelForCausalLM.from_pretrained(folders / name) for name in ("old", "new"))
     tokenizer, old_ids = trim(smollm, count_tokens(smollm, USED), size=400)
     assert Tokenizer.load(folders / "new" / "tokenizer.json").to_json() == tokenizer.to_json()
     ids = torch.tensor([[1, *range(260, 300)]])
@@ -183,7 +181,9 @@ def test_transformers_loads_the_trimmed_model_and_its_logits_are_the_old_ones(fo
 
 def test_the_config_names_the_special_tokens_and_the_parent(folders):
     config = json.loads((folders / "new" / "config.json").read_text())
-    assert config["crocodil_parents"] == ["llama-2x16-704"]
+    base = load_causal(folders / "new")
+    assert base.config.parents == load_causal(folders / "old").config.parents
+    assert (base.config.mask_id, base.config.eos_id, base.config.pad_id) == (0, 2, 3)
     assert [config[f"{name}_token_id"] for name in ("bos", "eos", "pad")] == [1, 2, 3]
     assert config["vocab_size"] == 448
     assert AutoTokenizer.from_pretrained(folders / "new").mask_token_id == 0
@@ -199,6 +199,8 @@ def test_a_folder_that_exists_and_a_model_without_weights_are_refused(folders, t
     for name in ("config.json", "tokenizer.json"):
         shutil.copy(folders / "old" / name, tmp_path)
     assert "has neither model.safetensors" in failure(tmp_path, tmp_path / "out")
+    (tmp_path / "config.json").write_text('{"model_type": "llada"}')
+    assert "model_type is 'llada'; llama, qwen2, qwen3 can be trimmed" in failure(tmp_path, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 

@@ -13,23 +13,25 @@ import torch
 from jaxtyping import Shaped
 from torch import Tensor
 
+from crocodil.checkpoints.causal import CAUSAL_TYPES, PARENTS, TOKENIZER_FILE, family_of
 from crocodil.checkpoints.tensors import CONFIG_FILE, INDEX_FILE, Stored, stored_tensors, tensors_in, write_tensors
 from crocodil.runtime.atomic import whole_directory
 from crocodil.runtime.config import read_json
 from crocodil.text.tokenizer import SPECIAL_TOKENS
 from crocodil.text.trimming import Trimmed
 
-PARENTS = "crocodil_parents"
-TOKENIZER_FILE = "tokenizer.json"
 _TABLES = ("model.embed_tokens.weight", "lm_head.weight")
 
 
 def write_trimmed(source: Path, target: Path, trimmed: Trimmed) -> None:
     """Write the model of the folder `source` with the vocabulary `trimmed` to the new folder `target`."""
-    config = trimmed_config(read_json(source / CONFIG_FILE), num_rows=len(trimmed.old_ids))
+    values = read_json(source / CONFIG_FILE)
+    if (kind := values.get("model_type")) not in CAUSAL_TYPES:
+        raise ValueError(
+            f"{source / CONFIG_FILE}: model_type is {kind!r}; {', '.join(CAUSAL_TYPES)} can be trimmed"
+        )
+    config = trimmed_config(values, num_rows=len(trimmed.old_ids))
     stored = stored_tensors(source)
-    if _TABLES[0] not in stored:
-        raise ValueError(f"{source} has no {_TABLES[0]}: only Llama, Qwen2 and Qwen3 checkpoints can be trimmed")
     with whole_directory(target) as unfinished:
         size = sum(_write_file(file, unfinished / file.name, trimmed) for file in sorted(set(stored.values())))
         if (source / INDEX_FILE).exists():
@@ -45,10 +47,6 @@ def trimmed_config(values: Mapping[str, Any], *, num_rows: int) -> dict[str, Any
     special = {"bos_token_id": bos, "eos_token_id": eos, "pad_token_id": pad}
     parents = values.get(PARENTS) or [family_of(values)]
     return {**values, "vocab_size": num_rows, **special, PARENTS: list(parents)}
-
-
-def family_of(values: Mapping[str, Any]) -> str:
-    return f"{values['model_type']}-{values['num_hidden_layers']}x{values['hidden_size']}-{values['vocab_size']}"
 
 
 def trimmed_rows(table: Shaped[Tensor, "V D"], old_ids: Sequence[int | None]) -> Shaped[Tensor, "R D"]:
@@ -69,6 +67,7 @@ def _write_file(source: Path, target: Path, trimmed: Trimmed) -> int:
         if name in tensors:
             tensors[name] = trimmed_rows(tensors[name], trimmed.old_ids)
     write_tensors(tensors, target, {"format": "pt"})
+    target.chmod(0o644)  # safetensors writes files that only their owner may read
     return sum(tensor.nbytes for tensor in tensors.values())
 
 
