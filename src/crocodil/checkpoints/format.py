@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from crocodil.checkpoints.checksums import check_quickly, write_checksums
+from crocodil.checkpoints.hub import local_folder
 from crocodil.checkpoints.tensors import (
     CONFIG_FILE,
     WEIGHTS_FILE,
@@ -84,8 +85,8 @@ def save_model(
 
 
 def load_model(directory: StrPath, *, dtype: torch.dtype | None = None, device: Device = "cpu") -> Model:
-    """Load a model that `save_model` wrote."""
-    directory = Path(directory)
+    """Load a model that `save_model` wrote, from a folder or the hub."""
+    directory = local_folder(directory)
     source = directory / CONFIG_FILE
     check_quickly(directory)
     description = read_json(source)

@@ -156,7 +156,7 @@ Experiment = Literal[
 
 # ---------------------------------------------------------------- options of several commands
 
-Model = Annotated[str, typer.Option(help="A model folder, or builtin.")]
+Model = Annotated[str, typer.Option(help="A model folder, a name on the hub (owner/name), or builtin.")]
 Device = Annotated[
     str | None,
     typer.Option(parser=device_name, metavar="DEVICE", help="cpu, cuda or cuda:N; default: cuda if available."),

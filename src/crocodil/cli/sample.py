@@ -11,7 +11,7 @@ import typer
 from crocodil.cli import options
 from crocodil.cli.root import USE, Format, app
 from crocodil.cli.texts import NewFolder, printable, read_text
-from crocodil.pipeline.settings import BUILTIN, SETTINGS_FILE, Method, Settings, model_folder, read_settings
+from crocodil.pipeline.settings import BUILTIN, Method, Settings, model_folder, read_settings, settings_file
 from crocodil.sampling.configs import Decoding, Drawing, with_knobs
 
 CPU_BATCH = 4  # texts: the first ones are printed early, for a tenth more time than in batches of 16
@@ -185,7 +185,9 @@ def decode(
 
 @app.command(rich_help_panel=USE)
 def verify(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A model folder, or builtin.")] = BUILTIN,
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="A model folder, a name on the hub, or builtin.")
+    ] = BUILTIN,
 ) -> None:
     """Compare every file of a model with its SHA-256."""
     from crocodil.checkpoints.checksums import verify as verify_folder
@@ -196,4 +198,4 @@ def verify(
 
 def _settings(model: str) -> Settings:
     """Read the settings of a model: a missing or damaged model is an error before torch is imported."""
-    return read_settings(model_folder(model) / SETTINGS_FILE)
+    return read_settings(settings_file(model))

@@ -1,13 +1,14 @@
 """`crocodil train`; `crocodil runs`, which shows runs; `crocodil export`, which makes a model from a run."""
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from crocodil.checkpoints.hub import JSON_FILES, MODEL_FILES, local_folder
 from crocodil.cli import options
 from crocodil.cli.root import TRAIN, app, table
 from crocodil.sampling.configs import Decoding, Drawing, with_knobs
@@ -53,9 +54,12 @@ def train(
             help="Change a field of the preset, e.g. guided_objective.register_cosine=1.0; may be repeated.",
         ),
     ] = None,
-    llada: Annotated[Path | None, typer.Option(help="For the paper's presets: the folder of LLaDA-8B.")] = None,
+    llada: Annotated[
+        str | None, typer.Option(help="For the paper's presets: LLaDA-8B, a folder or a name on the hub.")
+    ] = None,
     qwen: Annotated[
-        Path | None, typer.Option(help="For the paper's presets: the folder of Qwen3-Embedding-0.6B.")
+        str | None,
+        typer.Option(help="For the paper's presets: Qwen3-Embedding-0.6B, a folder or a name on the hub."),
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print parameters, steps and memory of all stages, and exit.")
@@ -67,7 +71,8 @@ def train(
 ) -> None:
     """Train one stage of a run. On several devices: torchrun -m crocodil.cli train ..."""
     if dry_run:
-        _show_estimates(stage, preset, data, llada, qwen, changes or (), gpus)
+        folders = _folders(llada=llada, qwen=qwen, patterns=JSON_FILES)
+        _show_estimates(stage, preset, data, folders, changes or (), gpus)
         return
     if data is None or out is None:
         raise ValueError("--data (the corpus) and --out (the run) are required")
@@ -75,6 +80,7 @@ def train(
 
     corpus = Corpus(data)
     corpus.require("train", "valid")
+    folders = _folders(llada=llada, qwen=qwen)
 
     from crocodil.presets.runs import preset as preset_of
     from crocodil.presets.runs import with_changes
@@ -85,7 +91,7 @@ def train(
     from crocodil.training.stage_setup import Workspace
 
     device = checked_device(device or default_device())
-    run = with_changes(preset_of(preset, corpus, Pretrained(llada=llada, qwen=qwen)), changes or ())
+    run = with_changes(preset_of(preset, corpus, Pretrained(**folders)), changes or ())
     with process_group(device) as ranks:
         workspace = Workspace(corpus, out, source or out, ranks)
         finished = run_stage(stage, run, workspace, resume=resume, max_minutes=max_minutes)
@@ -93,12 +99,19 @@ def train(
             typer.echo(f"{out / stage}: " + ("finished" if finished else "stopped; continue with --resume"))
 
 
+def _folders(*, patterns: Sequence[str] = MODEL_FILES, **given: str | None) -> dict[str, Path | None]:
+    """Return the folders of pretrained models, fetched from the hub where a name is given."""
+    return {
+        option: None if model is None else local_folder(model, patterns=patterns)
+        for option, model in given.items()
+    }
+
+
 def _show_estimates(
     stage: str,
     preset: str,
     data: Path | None,
-    llada: Path | None,
-    qwen: Path | None,
+    folders: dict[str, Path | None],
     changes: Collection[str],
     num_devices: int,
 ) -> None:
@@ -115,7 +128,7 @@ def _show_estimates(
     if stage not in STAGES:
         raise ValueError(f"no stage {stage!r}: the stages are {', '.join(STAGES)}")
     corpus, assumed = assumed_corpus(preset) if data is None else (Corpus(data), "")
-    run = with_changes(preset_of(preset, corpus, Pretrained(llada=llada, qwen=qwen)), changes)
+    run = with_changes(preset_of(preset, corpus, Pretrained(**folders)), changes)
     heads = ("stage", "trained, M", "frozen, M", "steps", "batch", "positions, M", "GB per device")
     rows = [
         (
@@ -223,7 +236,7 @@ def export(
     model = Crocodil.assemble(
         networks,
         tokenizer=corpus.directory / TOKENIZER_FILE,
-        encoder_tokenizer=None if qwen is None else qwen / TOKENIZER_FILE,
+        encoder_tokenizer=None if qwen is None else local_folder(str(qwen), patterns=JSON_FILES) / TOKENIZER_FILE,
         settings=settings,
         device="cpu",
     )

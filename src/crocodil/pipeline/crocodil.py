@@ -98,7 +98,7 @@ class Crocodil:
         dtype: torch.dtype | None = None,
         compiled: bool = False,
     ) -> "Crocodil":
-        """Load the model in a folder, or the built-in one.
+        """Load the model in a folder, on the hub (`owner/name` or `owner/name@revision`), or the built-in one.
 
         It goes to the GPU if there is one, in bfloat16. Compiling takes up to a minute at first use and pays off
         for thousands of texts.
