@@ -148,5 +148,12 @@ def upload(
     return str(commit.commit_url)
 
 
+def card_header(**fields: object) -> str:
+    """Return the YAML header of a model card; fields that are None are left out."""
+    from huggingface_hub import ModelCardData
+
+    return f"---\n{ModelCardData(**fields).to_yaml()}\n---\n\n"
+
+
 def _first_line(error: Exception) -> str:
     return str(error).split("\n")[0].removeprefix("Got: ")

@@ -1,4 +1,4 @@
-"""The commands that use a model: `generate`, `autoencode`, `interpolate`, `encode`, `decode` and `verify`.
+"""The commands that use a model: `generate`, `autoencode`, `interpolate`, `encode`, `decode`, `verify` and `push`.
 
 Results go to stdout, everything else to stderr. Options are checked before torch is imported.
 """
@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from crocodil.checkpoints.hub import UPLOAD, upload
 from crocodil.cli import options
 from crocodil.cli.root import USE, Format, app
 from crocodil.cli.texts import NewFolder, printable, read_text
@@ -194,6 +195,21 @@ def verify(
 
     folder = model_folder(model)
     typer.echo(f"{folder}: all {verify_folder(folder)} files match their checksums")
+
+
+@app.command(rich_help_panel=USE)
+def push(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A model folder.")],
+    repository: Annotated[str, typer.Argument(metavar="OWNER/NAME", help="Its name on the hub.")],
+    private: Annotated[bool, typer.Option("--private", help="Only you and your organisation can see it.")] = False,
+    message: Annotated[str, typer.Option(parser=options.utf8, metavar="TEXT", help="Of the commit.")] = UPLOAD,
+) -> None:
+    """Upload a model and its card (README.md) to the hub. Log in first: hf auth login."""
+    from crocodil.checkpoints.checksums import verify as verify_folder
+
+    folder = model_folder(model)
+    verify_folder(folder)
+    typer.echo(upload(folder, repository, private=private, message=message))
 
 
 def _settings(model: str) -> Settings:

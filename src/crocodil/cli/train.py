@@ -4,14 +4,18 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from crocodil.checkpoints.hub import JSON_FILES, MODEL_FILES, local_folder
+from crocodil.checkpoints.hub import JSON_FILES, MODEL_FILES, hub_name, local_folder
 from crocodil.cli import options
 from crocodil.cli.root import TRAIN, app, table
 from crocodil.sampling.configs import Decoding, Drawing, with_knobs
+
+if TYPE_CHECKING:
+    from crocodil.corpus.shards import Corpus
+    from crocodil.pipeline.card import Card
 
 runs = typer.Typer(help="Show training runs.", no_args_is_help=True)
 app.add_typer(runs, name="runs", rich_help_panel=TRAIN)
@@ -240,8 +244,27 @@ def export(
         settings=settings,
         device="cpu",
     )
-    model.save_pretrained(out, int8=int8)
+    model.save_pretrained(out, int8=int8, card=_card(directory, corpus, networks))
     typer.echo(f"{out}: {', '.join(networks)}")
+
+
+def _card(directory: Path, corpus: "Corpus", networks: Collection[str]) -> "Card":
+    """Return what the run knows for the model card: where it began, its stages and its data."""
+    from crocodil.pipeline.card import Card
+    from crocodil.training.run_config import read_run_file
+
+    values, data = read_run_file(directory), corpus.description["splits"]["train"]
+    begun_from = [
+        name for path in (values.get("pretrained") or {}).values() if path and (name := hub_name(str(path)))
+    ]
+    rows = ["| stage | steps | batch | learning rate |", "|---|---|---|---|"]
+    for stage in dict.fromkeys(_NETWORKS[network].split("/")[0] for network in networks):
+        loop = values[f"{stage}_loop"]
+        rows.append(f"| {stage} | {loop['num_steps']:,} | {loop['batch_size']:,} | {loop['learning_rate']:g} |")
+    rows.append(f"\nData: {data['documents']:,} documents, {data['tokens']:,} tokens.")
+    if begun_from:
+        rows.append(f"It began from {', '.join(map(str, begun_from))}.")
+    return Card(base_models=tuple(name.repository for name in begun_from), training="\n".join(rows))
 
 
 def _finished_networks(directory: Path, without: Collection[str]) -> dict[str, Path]:
