@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -249,22 +249,22 @@ def export(
 
 
 def _card(directory: Path, corpus: "Corpus", networks: Collection[str]) -> "Card":
-    """Return what the run knows for the model card: where it began, its stages and its data."""
+    """Return what a run knows for the model card: where it began, its stages and its data."""
     from crocodil.pipeline.card import Card
-    from crocodil.training.run_config import read_run_file
+    from crocodil.training.run_config import read_run_file, read_run_summary
 
+    begun_from = [str(path) for path in asdict(read_run_summary(directory).pretrained).values() if path]
+    names = [name for path in begun_from if (name := hub_name(path))]
     values, data = read_run_file(directory), corpus.description["splits"]["train"]
-    begun_from = [
-        name for path in (values.get("pretrained") or {}).values() if path and (name := hub_name(str(path)))
-    ]
+    fields = ("num_steps", "batch_size", "learning_rate")
     rows = ["| stage | steps | batch | learning rate |", "|---|---|---|---|"]
     for stage in dict.fromkeys(_NETWORKS[network].split("/")[0] for network in networks):
-        loop = values[f"{stage}_loop"]
-        rows.append(f"| {stage} | {loop['num_steps']:,} | {loop['batch_size']:,} | {loop['learning_rate']:g} |")
+        loop = dict(values.get(f"{stage}_loop") or {})
+        rows.append(f"| {stage} | {' | '.join(str(loop.get(field, '')) for field in fields)} |")
     rows.append(f"\nData: {data['documents']:,} documents, {data['tokens']:,} tokens.")
-    if begun_from:
-        rows.append(f"It began from {', '.join(map(str, begun_from))}.")
-    return Card(base_models=tuple(name.repository for name in begun_from), training="\n".join(rows))
+    if names:
+        rows.append(f"It began from {' and '.join(map(str, names))}.")
+    return Card(base_models=tuple(name.repository for name in names), training="\n".join(rows))
 
 
 def _finished_networks(directory: Path, without: Collection[str]) -> dict[str, Path]:
