@@ -12,14 +12,16 @@ from crocodil.judges.evaluator import (
     gen_ppl,
     perplexity,
 )
-from crocodil.judges.folders import DEFAULT_ENCODER, DEFAULT_JUDGE, PACKAGED, install, is_installed, judges_folder
+from crocodil.judges.folders import install, is_installed, judges_folder
 from crocodil.judges.language_model import LanguageModel, TextScore
+from crocodil.judges.packaged import DEFAULT_ENCODER, DEFAULT_JUDGE, PACKAGED, SECOND_JUDGE
 from crocodil.judges.text_encoder import TextEncoder
 
 __all__ = [
     "DEFAULT_ENCODER",
     "DEFAULT_JUDGE",
     "PACKAGED",
+    "SECOND_JUDGE",
     "CachedJudge",
     "Embedder",
     "Evaluator",

@@ -12,7 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from crocodil.judges.folders import DEFAULT_JUDGE, fingerprint, load_network, load_tokenizer, name_of, padded
+from crocodil.judges.folders import fingerprint, load_network, load_tokenizer, name_of, padded
+from crocodil.judges.packaged import DEFAULT_JUDGE
 from crocodil.metrics import TextFeatures
 
 LONGEST_WINDOW = 1024  # tokens per window, as in GPT-2; the logits of more take gigabytes

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer
 
-from crocodil.judges.folders import DEFAULT_ENCODER, load_network, load_tokenizer, name_of, padded
+from crocodil.judges.folders import load_network, load_tokenizer, name_of, padded
+from crocodil.judges.packaged import DEFAULT_ENCODER
 from crocodil.metrics.embeddings import EmbeddedTexts
 
 
