@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 Data = Annotated[Path | None, typer.Option(help="The corpus; its held-out programs are the real text.")]
 JudgeName = Annotated[str, typer.Option(help="The causal language model for Gen-PPL and MAUVE.")]
 Results = Annotated[Path, typer.Option(help="The folder for rows, figures and the report.")]
-JUDGE = "smollm2-135m"
+JUDGE = "qwen2.5-coder-0.5b"  # DEFAULT_JUDGE, whose module imports torch
 RESULTS = Path("results")
 
 
@@ -109,7 +109,7 @@ def reproduce(
     ] = None,
     data: Data = None,
     judge: JudgeName = JUDGE,
-    embedder: Annotated[str | None, typer.Option(help="The text encoder for BERTScore.")] = None,
+    embedder: Annotated[str | None, typer.Option(help="The model for BERTScore: an encoder, or a causal one.")] = None,
     ablation_model: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME=DIR", help="A variant of the model, e.g. 'without register noise=DIR'."),
@@ -213,14 +213,16 @@ def _evaluator(
     corpus: "Corpus", judge: str, embedder: str | None, protocol: "Protocol", device: str | None
 ) -> "Evaluator":
     from crocodil.corpus.shards import TOKENIZER_FILE
-    from crocodil.judges import Evaluator, LanguageModel, TextEncoder
+    from crocodil.judges import Evaluator, JudgeLayer, LanguageModel, load_embedder
     from crocodil.runtime.devices import checked_device, default_device
     from crocodil.text.tokenizer import Tokenizer
 
     device = checked_device(device or default_device())
+    loaded = LanguageModel.load(judge, device=device)
     return Evaluator(
-        judge=LanguageModel.load(judge, device=device),
-        embedder=None if embedder is None else TextEncoder.load(embedder, device=device),
+        judge=loaded,
+        judge_layer=JudgeLayer.of(loaded),
+        embedder=None if embedder is None else load_embedder(embedder, device=device),
         tokenizer=Tokenizer.load(corpus.directory / TOKENIZER_FILE),
         mauve_seeds=protocol.mauve_seeds,
         mauve_buckets=protocol.mauve_buckets,

