@@ -205,7 +205,8 @@ def words():
 
 
 def test_a_converted_qwen2_gives_the_logits_of_the_original(tmp_path, words):
-    network = save_causal(tmp_path / "original", "qwen2", num_rows=words.get_vocab_size() + 7, tie_word_embeddings=False)
+    num_rows = words.get_vocab_size() + 7
+    network = save_causal(tmp_path / "original", "qwen2", num_rows=num_rows, tie_word_embeddings=False)
     write_qwen2(tmp_path / "qwen2.gguf", network, words)
     out = tmp_path / "judge"
     out.mkdir()
@@ -216,7 +217,7 @@ def test_a_converted_qwen2_gives_the_logits_of_the_original(tmp_path, words):
             parameter.copy_(parameter.half())
         ids = torch.arange(60)[None]
         assert torch.allclose(judge.network(ids).logits, network(ids).logits, atol=1e-4)
-    assert judge.families == (f"qwen2-3x32-{words.get_vocab_size() + 7}",)
+    assert judge.families == (f"qwen2-3x32-{num_rows}",)
     assert judge.start_id == words.token_to_id(START)
     assert judge.tokenizer.get_vocab_size() == words.get_vocab_size()  # without the unused tokens
 

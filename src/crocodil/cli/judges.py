@@ -9,8 +9,6 @@ from crocodil.cli import options
 from crocodil.cli.root import MEASURE, app, table
 from crocodil.runtime import config
 
-JUDGE = "qwen2.5-coder-0.5b"  # DEFAULT_JUDGE, whose module imports torch
-
 judges = typer.Typer(help="Install and list the models that judge text.", no_args_is_help=True)
 app.add_typer(judges, name="judges", rich_help_panel=MEASURE)
 
@@ -60,7 +58,7 @@ def list_judges() -> None:
 def check(
     name: Annotated[
         str, typer.Argument(metavar="JUDGE", help="An installed judge, a folder, or a name on the hub.")
-    ] = JUDGE,
+    ] = options.DEFAULT_JUDGE,
     count: Annotated[int, options.number(config.Count, "Number of real programs.")] = 24,
     device: options.Device = None,
 ) -> None:
@@ -73,7 +71,7 @@ def check(
 
     judge = LanguageModel.load(name, device=checked_device(device or default_device()))
     rows = judge_known_inputs(judge, real_programs(count))
-    heads = ("", "Gen-PPL", "bits per byte", "entropy")
-    cells = [(kind, f"{row.gen_ppl:.4g}", f"{row.bits_per_byte:.2f}", f"{row.entropy:.2f}") for kind, row in rows.items()]
+    heads = ("kind of input", "Gen-PPL", "bits per byte", "entropy")
+    cells = [(kind, f"{ppl:.4g}", f"{bits:.2f}", f"{entropy:.2f}") for kind, (ppl, bits, entropy) in rows.items()]
     Console().print(table([(f"{judge.name} on {count} pieces of Python's standard library",), heads, *cells]))
     check_order(judge.name, rows)

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 Data = Annotated[Path | None, typer.Option(help="The corpus; its held-out programs are the real text.")]
 JudgeName = Annotated[str, typer.Option(help="The causal language model for Gen-PPL and MAUVE.")]
 Results = Annotated[Path, typer.Option(help="The folder for rows, figures and the report.")]
-JUDGE = "qwen2.5-coder-0.5b"  # DEFAULT_JUDGE, whose module imports torch
 RESULTS = Path("results")
 
 
@@ -46,7 +45,7 @@ def evaluate(
         int, options.number(config.Length, "With --samples: length of the real programs in tokens.")
     ] = 256,
     data: Data = None,
-    judge: JudgeName = JUDGE,
+    judge: JudgeName = options.DEFAULT_JUDGE,
     split: Annotated[
         str, options.one_of(options.Split, "valid to choose settings, test to report results.")
     ] = "valid",
@@ -108,8 +107,8 @@ def reproduce(
         typer.Option(metavar="DIR", help="For each model, a base (LLaDA) that was trained separately."),
     ] = None,
     data: Data = None,
-    judge: JudgeName = JUDGE,
-    embedder: Annotated[str | None, typer.Option(help="The model for BERTScore: an encoder, or a causal one.")] = None,
+    judge: JudgeName = options.DEFAULT_JUDGE,
+    embedder: Annotated[str | None, typer.Option(help="The model for BERTScore.")] = None,
     ablation_model: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME=DIR", help="A variant of the model, e.g. 'without register noise=DIR'."),

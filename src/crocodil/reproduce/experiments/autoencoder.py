@@ -101,7 +101,8 @@ def _show_length(rows: Sequence[Row], length: int) -> list[Block]:
     by_judge = any(row.get("bert_score_judge") is not None for row in rows)  # older rows lack it
     heads = [
         "block", "calls", "Gen-PPL", "Gen-PPL, published", "BERTScore", "BERTScore, published",
-        *["BERTScore by the judge"] * by_judge, "CER", "CER, published", "exact copies", "entropy", "NFE", "NFE by FLOPs", "seconds",
+        *["BERTScore by the judge"] * by_judge, "CER", "CER, published", "exact copies", "entropy",
+        "NFE", "NFE by FLOPs", "seconds",
     ]  # fmt: skip
     table = published.AUTOENCODER.get(length, {})
     odd = any(row.is_odd for row in table.values())
