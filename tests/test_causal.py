@@ -5,6 +5,7 @@ import json
 import pytest
 import tiny
 import torch
+from safetensors.torch import load_file
 from tiny_causal import NUM_TOKENS, byte_level_tokenizer, save_causal, save_dream
 
 from crocodil.checkpoints.bases import base_config, load_base
@@ -121,6 +122,14 @@ def test_what_is_not_implemented_or_does_not_fit_is_refused(tmp_path, values, me
 
 
 # ---------------------------------------------------------------- diffusion bases
+
+
+@torch.no_grad()
+def test_dream_gives_the_logits_of_its_public_implementation(fixtures):
+    golden = load_file(fixtures / "dream-tiny" / "golden.safetensors")
+    logits = golden["logits"]  # of the network; Dream's sampler shifts them
+    expected = torch.cat([logits[:, :1], logits[:, :-1]], dim=1)
+    assert difference(load_base(fixtures / "dream-tiny")(golden["input_ids"]), expected) < 1e-4
 
 
 @torch.no_grad()
