@@ -20,6 +20,7 @@ from jaxtyping import Int
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
+from crocodil.checkpoints.hub import local_folder
 from crocodil.corpus.registry import fetch
 from crocodil.judges.packaged import PACKAGED, Packaged, Part
 from crocodil.runtime.atomic import whole_directory
@@ -115,20 +116,14 @@ def _gguf_file(judge: Packaged, scratch: Path) -> Path:
 
 def from_hub(judge: Packaged) -> Path | None:
     """Return the publisher's file from the hub or its local cache, or None without one that has these bytes."""
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.utils import logging
-
     if judge.on_hub is None:
         return None
-    verbosity = logging.get_verbosity()
-    logging.set_verbosity_error()  # it would warn of every retry
+    repository, name = judge.on_hub
     try:
-        file = Path(hf_hub_download(*judge.on_hub))
-    except Exception:  # of many types; the wheels are the other way, and their error is the one to show
+        file = local_folder(repository, patterns=(name,)) / name
+    except ValueError:  # the wheels are the other way, and their error is the one to show
         return None
-    finally:
-        logging.set_verbosity(verbosity)
-    return file if _sha256(file) == judge.sha256 else None
+    return file if file.is_file() and _sha256(file) == judge.sha256 else None
 
 
 def join_parts(judge: Packaged, wheels: Path, target: Path) -> Path:
