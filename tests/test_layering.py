@@ -29,7 +29,7 @@ LAYERS = [
 ARROWS_INSIDE = {("models.demasker", "models.llada")}  # the only ones between modules of mathematics or networks
 SAME_NAME = {"llada"}  # the network, and its checkpoints
 DOORS = {
-    "transformers": {"models.register_encoder", "text.tokenizer", "checkpoints", "judges"},
+    "transformers": {"models.register_encoder", "text.tokenizer", "text.chat", "checkpoints", "judges"},
     "datasets": {"corpus"},
     "faiss": {"metrics"},
     "gguf": {"judges.gguf"},

@@ -138,7 +138,7 @@ def test_a_damaged_network_is_named_and_no_text_comes_out(pipe):
 
 
 def test_a_batch_is_as_large_as_memory_allows():
-    config, cpu = paper_demasker(), torch.device("cpu")
+    config, cpu = paper_demasker().backbone, torch.device("cpu")
     assert 16 >= affordable_batch(config, 64, cpu) >= affordable_batch(config, 4096, cpu) >= 1
     assert affordable_batch(config, 10**7, cpu) == 1
 

@@ -85,6 +85,14 @@ class Drawing:
     time_shift: Positive = 1.0  # of the diffusion times; must be as in training
 
 
+def with_decoding_knobs(decoding: Decoding, knobs: dict[str, Any]) -> Decoding:
+    """Return the config with single fields changed."""
+    names = [entry.name for entry in fields(decoding)]
+    if unknown := sorted(set(knobs) - set(names)):
+        raise ValueError(f"no decoding option {unknown[0]!r}: take one of {', '.join(sorted(names))}")
+    return replace(decoding, **knobs)
+
+
 def with_knobs(decoding: Decoding, drawing: Drawing, knobs: dict[str, Any]) -> tuple[Decoding, Drawing]:
     """Return both configs with single fields changed: `{"temperature": 0.5, "prior_steps": 16}`."""
     names = [{entry.name for entry in fields(part)} for part in (decoding, drawing)]
