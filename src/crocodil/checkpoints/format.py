@@ -1,6 +1,7 @@
 """This project's model format: config.json and model.safetensors in one folder.
 
-Version 2 renamed weights of the register denoiser. Folders of version 1 are read through a table of names.
+Version 2 renamed weights of the register denoiser; version 3 added fields to the configs. Older folders are read
+through a table of names and a table of defaults.
 """
 
 import dataclasses
@@ -8,7 +9,7 @@ import json
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias, get_type_hints
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +33,7 @@ from crocodil.runtime.atomic import whole_directory
 from crocodil.runtime.config import config_from_json, read_json
 
 FORMAT = "crocodil"
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 
 _KINDS: dict[str, tuple[type[nn.Module], type]] = {
     "LLaDA": (LLaDA, LLaDAConfig),
@@ -53,6 +54,11 @@ _NAMES_IN_VERSION_1 = {
         "condition_embed.pos_embed": "enter_condition.places",
         "condition_embed.proj_in": "enter_condition.enter",
     }
+}
+
+# Fields that configs have since version 3, and the values that older networks had.
+_NEW_IN_VERSION_3: dict[type, dict[str, Any]] = {
+    LLaDAConfig: {"head_size": None, "qkv_bias": False, "qk_norm": False, "shifted": False, "parents": []},
 }
 
 Model: TypeAlias = LLaDA | Demasker | RegisterEncoder | RegisterDenoiser
@@ -86,23 +92,39 @@ def save_model(
 def load_model(directory: StrPath, *, dtype: torch.dtype | None = None, device: Device = "cpu") -> Model:
     """Load a model that `save_model` wrote."""
     directory = Path(directory)
-    source = directory / CONFIG_FILE
     check_quickly(directory)
+    description = _described(directory / CONFIG_FILE)
+    kind = description["kind"]
+    with torch.device("meta"):
+        model = _KINDS[kind][0](_config_in(description, directory / CONFIG_FILE))
+    stored_name = partial(name_in_version_1, kind) if description["format_version"] == 1 else str
+    return load_exactly(model, stored_tensors(directory), rename=stored_name, dtype=dtype, device=device)
+
+
+def model_config(directory: Path) -> Any:
+    """Read the config of a model that `save_model` wrote, without its weights."""
+    return _config_in(_described(directory / CONFIG_FILE), directory / CONFIG_FILE)
+
+
+def _described(source: Path) -> dict[str, Any]:
+    """Read config.json and check its format, version and kind."""
     description = read_json(source)
     if description.get("format") != FORMAT:
-        raise ValueError(f"{source} is not in this project's format (load_llada reads LLaDA's format)")
+        raise ValueError(f"{source} is not in this project's format (load_base reads LLaDA's and Dream's)")
     version = description.get("format_version")
-    if version not in (1, FORMAT_VERSION):
-        raise ValueError(f"{source} has format version {version}; this crocodil reads 1 and {FORMAT_VERSION}")
+    if version not in range(1, FORMAT_VERSION + 1):
+        raise ValueError(f"{source} has format version {version}; this crocodil reads 1 to {FORMAT_VERSION}")
     kind = description.get("kind")
     if not isinstance(kind, str) or kind not in _KINDS:
         raise ValueError(f"{source}: unknown kind of model {kind!r}; expected one of {', '.join(_KINDS)}")
-    build, config_class = _KINDS[kind]
-    config = config_from_json(config_class, description.get("config"), source)
-    with torch.device("meta"):
-        model = build(config)
-    stored_name = partial(name_in_version_1, kind) if version == 1 else str
-    return load_exactly(model, stored_tensors(directory), rename=stored_name, dtype=dtype, device=device)
+    return description
+
+
+def _config_in(description: Mapping[str, Any], source: Path) -> Any:
+    config_class, values = _KINDS[description["kind"]][1], description.get("config")
+    if description["format_version"] < FORMAT_VERSION:
+        values = with_new_fields(config_class, values)
+    return config_from_json(config_class, values, source)
 
 
 def name_in_version_1(kind: str, name: str) -> str:
@@ -111,6 +133,18 @@ def name_in_version_1(kind: str, name: str) -> str:
         if name == new or name.startswith(f"{new}."):
             return old + name.removeprefix(new)
     return name
+
+
+def with_new_fields(config_class: type, values: Any) -> Any:
+    """Return the config of an old file with the fields that it did not have yet, also in configs inside it."""
+    if not isinstance(values, dict):
+        return values
+    types = get_type_hints(config_class)
+    inner = {
+        name: with_new_fields(types[name], value) if dataclasses.is_dataclass(types.get(name)) else value
+        for name, value in values.items()
+    }
+    return {**_NEW_IN_VERSION_3.get(config_class, {}), **inner}
 
 
 def _kind_of(model: nn.Module) -> str:

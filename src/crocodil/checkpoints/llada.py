@@ -1,4 +1,8 @@
-"""Load LLaDA's public checkpoints exactly (https://huggingface.co/GSAI-ML/LLaDA-8B-Base)."""
+"""Load LLaDA's public checkpoints exactly (https://huggingface.co/GSAI-ML/LLaDA-8B-Base).
+
+iLLaDA (arXiv:2606.25331) has the same blocks with fewer key heads and a tied head. Its files could not be
+examined: it is assumed that they use LLaDA's names.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,9 +28,10 @@ _LLADA_BLOCK = {
     "down": "ff_out",
 }
 
+LLADA_TYPES = ("llada", "illada")
+
 # Options of LLaDA's format that have only one value here.
 _LLADA_FIXED = {
-    "model_type": "llada",
     "block_type": "llama",
     "block_group_size": 1,
     "activation_type": "silu",
@@ -63,6 +68,8 @@ def llada_name(name: str) -> str:
 
 def llada_config(values: Mapping[str, Any], *, source: object = CONFIG_FILE) -> LLaDAConfig:
     """Convert the contents of LLaDA's config.json; `source` is named in errors."""
+    if values.get("model_type", LLADA_TYPES[0]) not in LLADA_TYPES:
+        raise ValueError(f"{source}: model_type is {values['model_type']!r}, but only 'llada' is implemented")
     for name, expected in _LLADA_FIXED.items():
         if values.get(name, expected) != expected:
             raise ValueError(f"{source}: {name} is {values[name]!r}, but only {expected!r} is implemented")

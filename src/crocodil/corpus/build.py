@@ -162,7 +162,7 @@ def ensure_tokenizer(
     file = out / TOKENIZER_FILE
     if not file.exists():
         if recipe.tokenizer is not None:
-            Tokenizer.load(recipe.tokenizer).save(file)
+            Tokenizer.load(recipe.tokenizer).with_mask().save(file)  # a demasker needs one (decision D39)
         else:
             chosen = _sample(documents, selection, recipe.tokenizer_chars)
             texts = _texts(directories, documents, chosen)

@@ -2,7 +2,13 @@
 
 Pre-norm blocks with RMSNorm, rotary positions and a gated MLP, as in Nie et al., 2025 (arXiv:2502.09992).
 There is no time input (decision D10). Registers enter only as embeddings before the text.
+
+Llama, Qwen2 and Qwen3 have the same blocks, apart from biases, norms of queries and keys, and the causal mask.
+The config covers these differences, so their weights become a LLaDA (decision D39).
 """
+
+from collections import deque
+from collections.abc import Iterator
 
 import torch
 import torch.nn.functional as F
@@ -25,17 +31,22 @@ class LLaDAConfig:
     num_layers: Layers
     num_heads: Width
     num_kv_heads: Width  # grouped-query attention if fewer than num_heads
+    head_size: Width | None = None  # of one head; None: width / num_heads
     mlp_width: Width
+    qkv_bias: bool = False  # biases of queries, keys and values (Qwen2)
+    qk_norm: bool = False  # RMSNorm of queries and keys, per head (Qwen3)
     rope_theta: Positive = 500_000.0
     norm_eps: Positive = 1e-5
     tied_head: bool = False  # the output head is the embedding table
+    shifted: bool = False  # the state at position i predicts token i + 1, as in a causal model (Dream)
     max_length: Length = 4096  # of the training data; informative only
+    parents: tuple[str, ...] = ()  # families of the pretrained models that the weights come from
     mask_id: TokenId
     eos_id: TokenId
     pad_id: TokenId
 
     def __post_init__(self) -> None:
-        if self.width % self.num_heads or (self.width // self.num_heads) % 2:
+        if (self.head_size is None and self.width % self.num_heads) or self.head_width % 2:
             raise ValueError(f"width {self.width} does not split into {self.num_heads} heads of even width")
         if self.num_heads % self.num_kv_heads:
             raise ValueError(f"{self.num_kv_heads} key heads do not divide {self.num_heads} query heads")
@@ -45,7 +56,7 @@ class LLaDAConfig:
 
     @property
     def head_width(self) -> int:
-        return self.width // self.num_heads
+        return self.width // self.num_heads if self.head_size is None else self.head_size
 
 
 class LLaDA(nn.Module):
@@ -67,28 +78,48 @@ class LLaDA(nn.Module):
         attention_mask: KeyMask | None = None,
         positions: Int[Tensor, "#B L"] | None = None,
         rows: Positions | PositionIndices | None = None,
+        causal: bool = False,
     ) -> Float[Tensor, "B L V"] | RowLogits:
         """Return logits at all positions, prefix included, or only at the token positions in `rows`.
 
         `attention_mask` (True: may be attended to) and `positions` cover prefix and tokens. By default,
-        positions count from the start of the prefix.
+        positions count from the start of the prefix. With `causal`, positions attend only to earlier ones.
         """
         embeddings = self.embed(tokens)
         if prefix_embeddings is not None:
             embeddings = torch.cat([prefix_embeddings, embeddings], dim=1)
         if positions is None:
             positions = torch.arange(embeddings.shape[1], device=tokens.device)[None]
-        states = self.transform(embeddings, self.angles(positions), attention_mask)
+        states = self.transform(embeddings, self.angles(positions), attention_mask, causal=causal)
         return self.logits(states if rows is None else picked(states[:, -tokens.shape[1] :], rows))
 
-    def transform(self, embeddings: Embeddings, angles: Angles, key_mask: KeyMask | None) -> Embeddings:
-        """Apply the blocks and the final norm."""
+    def transform(
+        self, embeddings: Embeddings, angles: Angles, key_mask: KeyMask | None, *, causal: bool = False
+    ) -> Embeddings:
+        """Apply the blocks and the final norm; return the states that predict the tokens."""
+        last = deque(self.block_states(embeddings, angles, key_mask, causal=causal), maxlen=1)
+        return self.predicting(last.pop())
+
+    def block_states(
+        self, embeddings: Embeddings, angles: Angles, key_mask: KeyMask | None = None, *, causal: bool = False
+    ) -> Iterator[Embeddings]:
+        """Yield the embeddings and the states after each block."""
+        assert key_mask is None or not causal, "a causal model has no key mask: pad on the right"
         rotation = (angles.cos()[:, None], angles.sin()[:, None])  # the same for all heads
         mask = None if key_mask is None else key_mask[:, None, None, :]
         states = in_autocast_dtype(embeddings)
+        yield states
         for block in self.blocks:
-            states = block(states, rotation, mask)
-        return self.norm(states)
+            states = block(states, rotation, mask, causal)
+            yield states
+
+    def predicting(self, states: Embeddings) -> Embeddings:
+        """Return the normed states, each at the position whose token it predicts.
+
+        With shifted states, the first position has none before it and takes its own, as in Dream.
+        """
+        states = self.norm(states)
+        return torch.cat([states[:, :1], states[:, :-1]], dim=1) if self.config.shifted else states
 
     def logits(self, states: Float[Tensor, "*rows W"]) -> Float[Tensor, "*rows V"]:
         return F.linear(states, self.embed.weight) if self.head is None else self.head(states)
@@ -106,7 +137,7 @@ class LLaDA(nn.Module):
         """Initialise: normal, std 1 / sqrt(inputs); layers that write to the residual stream shrink with depth."""
         for name, parameter in self.named_parameters():
             if parameter.ndim == 1:
-                nn.init.ones_(parameter)
+                nn.init.constant_(parameter, 0.0 if name.endswith("bias") else 1.0)
                 continue
             writes_to_residual = name.endswith(("attn_out.weight", "down.weight"))
             shrink = 2 * self.config.num_layers if writes_to_residual else 1
@@ -117,13 +148,15 @@ class LLaDA(nn.Module):
 class Block(nn.Module):
     def __init__(self, config: LLaDAConfig) -> None:
         super().__init__()
-        kv_width = config.num_kv_heads * config.head_width
+        inner, kv_width = config.num_heads * config.head_width, config.num_kv_heads * config.head_width
         self.head_width = config.head_width
         self.attn_norm = RMSNorm(config.width, config.norm_eps)
-        self.query = nn.Linear(config.width, config.width, bias=False)
-        self.key = nn.Linear(config.width, kv_width, bias=False)
-        self.value = nn.Linear(config.width, kv_width, bias=False)
-        self.attn_out = nn.Linear(config.width, config.width, bias=False)
+        self.query = nn.Linear(config.width, inner, bias=config.qkv_bias)
+        self.key = nn.Linear(config.width, kv_width, bias=config.qkv_bias)
+        self.value = nn.Linear(config.width, kv_width, bias=config.qkv_bias)
+        self.query_norm = RMSNorm(config.head_width, config.norm_eps) if config.qk_norm else None
+        self.key_norm = RMSNorm(config.head_width, config.norm_eps) if config.qk_norm else None
+        self.attn_out = nn.Linear(inner, config.width, bias=False)
         self.ff_norm = RMSNorm(config.width, config.norm_eps)
         self.gate = nn.Linear(config.width, config.mlp_width, bias=False)
         self.up = nn.Linear(config.width, config.mlp_width, bias=False)
@@ -134,21 +167,27 @@ class Block(nn.Module):
         states: Embeddings,
         rotation: tuple[Float[Tensor, "#B 1 L P"], Float[Tensor, "#B 1 L P"]],
         mask: Bool[Tensor, "B 1 1 L"] | None,
+        causal: bool = False,
     ) -> Embeddings:
-        states = states + self.attend(self.attn_norm(states), rotation, mask)
+        states = states + self.attend(self.attn_norm(states), rotation, mask, causal)
         normed = self.ff_norm(states)
         return states + self.down(F.silu(self.gate(normed)) * self.up(normed))
 
-    def attend(self, normed: Embeddings, rotation: tuple[Tensor, Tensor], mask: Tensor | None) -> Embeddings:
+    def attend(
+        self, normed: Embeddings, rotation: tuple[Tensor, Tensor], mask: Tensor | None, causal: bool
+    ) -> Embeddings:
         query, key, value = (
             rearrange(project(normed), "b l (h p) -> b h l p", p=self.head_width)
             for project in (self.query, self.key, self.value)
         )
+        if self.query_norm is not None and self.key_norm is not None:
+            query, key = self.query_norm(query), self.key_norm(key)
         mixed = F.scaled_dot_product_attention(
             rotate(query, rotation),
             rotate(key, rotation),
             value,
             attn_mask=mask,
+            is_causal=causal,
             enable_gqa=query.shape[1] != key.shape[1],
         )
         return self.attn_out(rearrange(mixed, "b h l p -> b l (h p)"))

@@ -21,6 +21,23 @@ def llada_8b() -> LLaDAConfig:
     )
 
 
+def illada_8b() -> LLaDAConfig:
+    """GSAI-ML/iLLaDA-8B-Base by its published shape; the ids of its special tokens are not published with it."""
+    return LLaDAConfig(
+        vocab_size=155_136,
+        width=4096,
+        num_layers=32,
+        num_heads=32,
+        num_kv_heads=8,
+        mlp_width=14_336,
+        tied_head=True,
+        max_length=8192,
+        mask_id=0,
+        eos_id=0,
+        pad_id=0,
+    )
+
+
 def paper_demasker() -> DemaskerConfig:
     """Sec. 5: LLaDA-8B guided by 128 registers of width 1024."""
     return DemaskerConfig(backbone=llada_8b())

@@ -89,6 +89,16 @@ class Tokenizer:
         raw.train_from_iterator(texts, trainer)
         return cls(raw)
 
+    def with_mask(self) -> "Tokenizer":
+        """Return a tokenizer with a mask token: itself, or a copy in which the first free id is the mask."""
+        if self.special.mask is not None:
+            return self
+        import tokenizers
+
+        raw = tokenizers.Tokenizer.from_str(self._tokenizer.to_str())
+        raw.add_special_tokens([tokenizers.AddedToken(_NAMES["mask"][0], special=True, normalized=False)])
+        return Tokenizer(raw)
+
     def __len__(self) -> int:
         return self._tokenizer.get_vocab_size(with_added_tokens=True)
 

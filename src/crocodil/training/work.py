@@ -26,9 +26,9 @@ class Work:
 
 def demasker_flops(config: LLaDAConfig, *, positions: int, rows: float) -> float:
     """Return the operations of one forward pass of one sample; the head reads `rows` positions of the text."""
-    kv_width = config.num_kv_heads * config.head_width
-    block = 2 * config.width**2 + 2 * config.width * kv_width + 3 * config.width * config.mlp_width
-    attention = 2 * positions * config.width
+    inner, kv_width = config.num_heads * config.head_width, config.num_kv_heads * config.head_width
+    block = 2 * config.width * (inner + kv_width) + 3 * config.width * config.mlp_width
+    attention = 2 * positions * inner
     return 2 * (config.num_layers * positions * (block + attention) + rows * config.width * config.vocab_size)
 
 
