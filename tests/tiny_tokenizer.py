@@ -19,6 +19,7 @@ SPECIAL = {
 MASK = 13
 TEMPLATE = (
     "{% for message in messages %}{% if loop.first %}{{ bos_token }}{% endif %}"
+    "{% if message['role'] == 'tool' %}{{ raise_exception('there are no tools') }}{% endif %}"
     "<|start_header_id|>{{ message['role'] }}<|end_header_id|>\n"
     "{{ message['content'] | trim }}<|eot_id|>{% endfor %}"
     "{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n{% endif %}"

@@ -12,8 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
-from crocodil.checkpoints.format import load_model
-from crocodil.checkpoints.llada import load_llada
+from crocodil.checkpoints.bases import load_base
 from crocodil.checkpoints.tensors import Device, StrPath
 from crocodil.models.llada import LLaDA
 from crocodil.pipeline.base_settings import (
@@ -41,6 +40,7 @@ from crocodil.text.chat import ANSWER_ENDS, Chat, Message, TokenizerConfig
 from crocodil.text.tokenizer import Tokenizer
 
 Prompt: TypeAlias = str | Sequence[int] | Sequence[Message]  # text; token ids; with `chat`, text or messages
+Prompts: TypeAlias = int | str | Sequence[Message] | Sequence[Prompt]  # a number; one text; one conversation; many
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class Base:
 
     def generate(
         self,
-        prompts: str | Sequence[Prompt] | int = 1,
+        prompts: Prompts = 1,
         *,
         length: int | None = None,
         chat: bool = False,
@@ -138,20 +138,20 @@ class Base:
         samples = samples._replace(tokens=samples.tokens[order], costs=[samples.costs[row] for row in order])
         return self._generation(samples, sum(batch.seconds for batch in batches))
 
-    def stream(self, prompts: str | Sequence[Prompt] | int = 1, **options: Any) -> Iterator[str]:
+    def stream(self, prompts: Prompts = 1, **options: Any) -> Iterator[str]:
         """Yield the answers in the order of the prompts, each as soon as it and all before it are finished.
 
         The options and the answers are those of `generate`.
         """
         return _in_order(self._streamed(prompts, **options))
 
-    def stream_batches(self, prompts: str | Sequence[Prompt] | int = 1, **options: Any) -> Iterator[Generation]:
+    def stream_batches(self, prompts: Prompts = 1, **options: Any) -> Iterator[Generation]:
         """Yield what `generate` returns, one batch at a time; prompts of one length come together."""
         return (generation for _, generation in self._streamed(prompts, **options))
 
     def _streamed(
         self,
-        prompts: str | Sequence[Prompt] | int,
+        prompts: Prompts,
         *,
         length: int | None = None,
         chat: bool = False,
@@ -210,7 +210,7 @@ class Base:
 
     def _request(
         self,
-        prompts: str | Sequence[Prompt] | int,
+        prompts: Prompts,
         length: int | None,
         chat: bool,
         decoding: Decoding | None,
@@ -311,7 +311,7 @@ class Base:
         return affordable_batch(self.network.config, length, self.device, prefix=prompt_length)
 
 
-def _as_list(prompts: str | Sequence[Prompt] | int) -> Sequence[Prompt]:
+def _as_list(prompts: Prompts) -> Sequence[Prompt]:
     if isinstance(prompts, int):
         return [""] * prompts
     if isinstance(prompts, str) or (prompts and isinstance(prompts[0], Mapping)):  # one text, or one conversation
@@ -339,7 +339,7 @@ def _load_checkpoint(path: StrPath, *, device: torch.device, dtype: torch.dtype)
     """Load the parts of a public checkpoint. Its config.json, not the tokenizer, says which ids are special."""
     folder = Path(path)
     check_checkpoint(folder, chat=False)
-    network = load_llada(folder, device=device, dtype=dtype)
+    network = load_base(folder, device=device, dtype=dtype)
     config = TokenizerConfig.read(folder)
     ids = {"mask": network.config.mask_id, "eos": network.config.eos_id, "pad": network.config.pad_id}
     tokenizer = Tokenizer.load(folder / TOKENIZER_FILE, **ids)
@@ -359,11 +359,8 @@ def _load_own(path_or_name: StrPath, *, device: torch.device, dtype: torch.dtype
     folder = model_folder(path_or_name)
     if not (folder / "base").is_dir():
         raise ValueError(f"the model {str(path_or_name)!r} has no base of its own")
-    network = load_model(folder / "base", device=device, dtype=dtype)
-    if not isinstance(network, LLaDA):
-        raise ValueError(f"{folder / 'base'} holds a {type(network).__name__}, not a LLaDA")
     return {
-        "network": network,
+        "network": load_base(folder / "base", device=device, dtype=dtype),
         "tokenizer": Tokenizer.load(folder / TOKENIZER_FILE),
         "settings": BaseSettings.of(read_settings(folder / SETTINGS_FILE)),
         "adds_bos": True,  # as in training
