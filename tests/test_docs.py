@@ -261,7 +261,7 @@ TEXTS = ("texts", "real_texts", "other_real_texts")  # names that Python blocks 
 WRITES = ("--out", "--out-dir")
 READS = {
     "--data": "corpus", "--model": "model", "--run": "run", "--base-run": "run", "--from": "run",
-    "--source": "code", "--base": "base",
+    "--source": "code", "--base": "base", "--causal": "causal",
 }  # fmt: skip
 READS_IN_PYTHON = {
     r'from_pretrained\("([^"]+)"': "model",
@@ -271,6 +271,7 @@ READS_IN_PYTHON = {
 FIRST_ARGUMENT = {
     "verify": "model", "export": "run", "assemble": "run", "runs show": "run", "corpus show": "corpus",
     "corpus verify": "corpus", "corpus pack": "corpus", "corpus card": "corpus", "examples/own_data.py": "code",
+    "trim": "causal",
 }  # fmt: skip
 
 
@@ -370,7 +371,8 @@ def run_verb(*words: object) -> str:
 
 @pytest.fixture(scope="session")
 def things(corpus, trained, tmp_path_factory):
-    """What commands read: a corpus, a run, its model and base, a folder of code, and judges."""
+    """What commands read: a corpus, a run, its model and base, a causal model, a folder of code, and judges."""
+    from tiny_causal import save_causal
     from tiny_judges import save_encoder, save_language_model
 
     from crocodil.judges import folders
@@ -384,11 +386,13 @@ def things(corpus, trained, tmp_path_factory):
     for name, save in ((folders.DEFAULT_JUDGE, save_language_model), (folders.DEFAULT_ENCODER, save_encoder)):
         judge = save(folder / "judges" / name)
         folders._write_checksums(judge)  # so that it counts as installed
+    save_causal(folder / "causal")
     return {
         "corpus": corpus.directory,
         "run": trained,
         "base": trained / "base" / "model" / "demasker",
         "model": folder / "model",
+        "causal": folder / "causal",
         "code": corpus.directory.parent / "files",
         "cache": folder,
     }

@@ -63,12 +63,19 @@ def load_causal(
     starts as the mean of all rows.
     """
     directory = Path(directory)
-    source = directory / CONFIG_FILE
-    values = read_json(source)
-    num_rows = _vocab_size(values, source)
-    special = special_rows(Tokenizer.load(directory / TOKENIZER_FILE), num_rows)
-    config = causal_config(values, special=special, layers=layers, shifted=shifted, source=source)
+    config = read_causal_config(directory, layers=layers, shifted=shifted)
+    num_rows = _vocab_size(read_json(directory / CONFIG_FILE), directory / CONFIG_FILE)
     return load_in_layout(directory, config, num_rows=num_rows, layers=layers, dtype=dtype, device=device)
+
+
+def read_causal_config(
+    directory: StrPath, *, layers: Sequence[int] | None = None, shifted: bool = False
+) -> LLaDAConfig:
+    """Read the shape of the base that `load_causal` returns, without its weights."""
+    source = Path(directory) / CONFIG_FILE
+    values = read_json(source)
+    special = special_rows(Tokenizer.load(Path(directory) / TOKENIZER_FILE), _vocab_size(values, source))
+    return causal_config(values, special=special, layers=layers, shifted=shifted, source=source)
 
 
 def special_rows(tokenizer: Tokenizer, vocab_size: int) -> SpecialRows:

@@ -135,6 +135,12 @@ def _indexed_tensors(index: Path) -> Stored:
     return {name: index.parent / file_name for name, file_name in weight_map.items()}
 
 
+def tensors_in(file: Path) -> dict[str, Tensor]:
+    """Return all tensors of a file as they are stored; they stay on disk until they are used."""
+    with _opened(file) as handle:
+        return {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118  (it is no mapping)
+
+
 def _names_in(file: Path) -> list[str]:
     with _opened(file) as handle:
         return list(handle.keys())

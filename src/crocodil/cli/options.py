@@ -18,7 +18,7 @@ from crocodil.pipeline.settings import Method
 from crocodil.runtime import config
 
 # The panels of a command's help.
-TEXT, OUTPUT = "Text", "Output"
+TEXT, OUTPUT, CAUSAL = "Text", "Output", "Base from a causal language model"
 KNOB_PANELS = {"Decoding": "Decoding", "Drawing": "Registers"}
 
 
@@ -68,6 +68,14 @@ def file_extension(text: str) -> str:
     if not (extension.isascii() and extension.isalnum() and len(extension) <= 16):
         raise typer.BadParameter(f"{text!r} is not a file extension: write py or txt, for example")
     return extension
+
+
+def layer_list(text: str) -> tuple[int, ...]:
+    """Read layers that are separated by commas."""
+    parts = text.split(",")
+    if not all(part.isdecimal() and part.isascii() for part in parts):
+        raise typer.BadParameter(f"{text!r} is not a list of layers: write 0,1,8, for example")
+    return tuple(map(int, parts))
 
 
 # ---------------------------------------------------------------- options from the fields of sampling configs
@@ -148,6 +156,7 @@ def _without_none(hint: Any) -> Any:
 # Names that are also known in modules that import torch; tests/test_cli.py checks that they are equal.
 Stage = Literal["base", "guided", "registers", "prior", "conditional"]
 Preset = Literal["tiny", "small", "paper", "paper-plus", "paper-one-gpu"]
+LayerChoice = Literal["greedy", "spaced"]
 Protocol = Literal["full", "quick", "tiny"]
 Split = Literal["valid", "test"]
 Network = Literal["demasker", "encoder", "prior", "conditional", "condition_encoder", "base"]
@@ -240,3 +249,55 @@ Verbose = Annotated[
     bool, typer.Option("--verbose", help="Also print the cost in calls and NFE.", rich_help_panel=OUTPUT)
 ]
 Texts = Annotated[list[Path], typer.Argument(metavar="FILE", help="Text files.")]
+
+# ---------------------------------------------------------------- options of train base
+
+Causal = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR",
+        help="In stage base: begin as this causal language model (Llama, Qwen2 or Qwen3).",
+        rich_help_panel=CAUSAL,
+    ),
+]
+CausalLayers = Annotated[
+    tuple | None,
+    typer.Option(
+        "--layers",
+        parser=layer_list,
+        metavar="N,N,...",
+        help="Keep these layers, counted from 0; default: all.",
+        rich_help_panel=CAUSAL,
+    ),
+]
+KeepLayers = Annotated[int | None, number(config.Layers, "Choose this many layers to keep.", panel=CAUSAL)]
+ChoiceOfLayers = Annotated[
+    str,
+    typer.Option(
+        "--layer-choice",
+        parser=checked(LayerChoice),
+        metavar="greedy|spaced",
+        help="With --keep-layers. greedy: remove the layer that the causal model needs least, again and again.",
+        rich_help_panel=CAUSAL,
+    ),
+]
+Shift = Annotated[
+    bool,
+    typer.Option(
+        "--shift",
+        help="The state at a position predicts the next token, as in the causal model.",
+        rich_help_panel=CAUSAL,
+    ),
+]
+FreezeEmbeddings = Annotated[
+    bool,
+    typer.Option(
+        "--freeze-embeddings",
+        help="Train neither embeddings nor head, apart from the mask token's row.",
+        rich_help_panel=CAUSAL,
+    ),
+]
+Align = Annotated[
+    float,
+    number(config.Weight, "Weight of the alignment with the causal model's states, e.g. 10.", panel=CAUSAL),
+]

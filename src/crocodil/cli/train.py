@@ -2,15 +2,19 @@
 
 import math
 from collections.abc import Collection
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from crocodil.cli import options
 from crocodil.cli.root import TRAIN, app, table
 from crocodil.sampling.configs import Decoding, Drawing, with_knobs
+
+if TYPE_CHECKING:
+    from crocodil.training.run_config import Run
+    from crocodil.training.stage_setup import Workspace
 
 runs = typer.Typer(help="Show training runs.", no_args_is_help=True)
 app.add_typer(runs, name="runs", rich_help_panel=TRAIN)
@@ -57,6 +61,13 @@ def train(
     qwen: Annotated[
         Path | None, typer.Option(help="For the paper's presets: the folder of Qwen3-Embedding-0.6B.")
     ] = None,
+    causal: options.Causal = None,
+    layers: options.CausalLayers = None,
+    keep_layers: options.KeepLayers = None,
+    layer_choice: options.ChoiceOfLayers = "greedy",
+    shift: options.Shift = False,
+    freeze_embeddings: options.FreezeEmbeddings = False,
+    align: options.Align = 0.0,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print parameters, steps and memory of all stages, and exit.")
     ] = False,
@@ -66,8 +77,10 @@ def train(
     device: options.Device = None,
 ) -> None:
     """Train one stage of a run. On several devices: torchrun -m crocodil.cli train ..."""
+    asked = _Causal(causal, layers, keep_layers, layer_choice, shift, freeze_embeddings, align)
+    asked.check(stage, dry_run=dry_run)
     if dry_run:
-        _show_estimates(stage, preset, data, llada, qwen, changes or (), gpus)
+        _show_estimates(stage, preset, data, llada, qwen, asked, changes or (), gpus)
         return
     if data is None or out is None:
         raise ValueError("--data (the corpus) and --out (the run) are required")
@@ -85,12 +98,71 @@ def train(
     from crocodil.training.stage_setup import Workspace
 
     device = checked_device(device or default_device())
-    run = with_changes(preset_of(preset, corpus, Pretrained(llada=llada, qwen=qwen)), changes or ())
+    run = preset_of(preset, corpus, Pretrained(llada=llada, qwen=qwen))
     with process_group(device) as ranks:
         workspace = Workspace(corpus, out, source or out, ranks)
+        run = _with_causal_start(run, asked, stage, workspace, resume=resume)
+        run = with_changes(run, changes or ())
         finished = run_stage(stage, run, workspace, resume=resume, max_minutes=max_minutes)
         if ranks.is_main:
             typer.echo(f"{out / stage}: " + ("finished" if finished else "stopped; continue with --resume"))
+
+
+@dataclass(frozen=True)
+class _Causal:
+    """The options of a base that begins as a causal language model."""
+
+    directory: Path | None = None
+    layers: tuple[int, ...] | None = None
+    keep_layers: int | None = None
+    layer_choice: str = "greedy"
+    shift: bool = False
+    freeze_embeddings: bool = False
+    align: float = 0.0
+
+    def check(self, stage: str, *, dry_run: bool) -> None:
+        if self.directory is None and self != _Causal():
+            raise ValueError("--layers, --keep-layers, --shift, --freeze-embeddings and --align need --causal")
+        if self.directory is not None and stage != "base" and not dry_run:
+            raise ValueError(f"--causal is for stage base: stage {stage} reads it from the run")
+        if self.layers is not None and self.keep_layers is not None:
+            raise ValueError("--layers and --keep-layers exclude each other: give one of them")
+
+    def begin(self, run: "Run", layers: tuple[int, ...] | None) -> "Run":
+        """Return the run that begins as these layers of the causal model."""
+        from crocodil.presets.causal_starts import begin_as_causal
+        from crocodil.training.run_config import CausalStart
+
+        assert self.directory is not None
+        start = CausalStart(
+            directory=self.directory.resolve(),
+            layers=layers,
+            shifted=self.shift,
+            freeze_embeddings=self.freeze_embeddings,
+            align_weight=self.align,
+        )
+        return begin_as_causal(run, start)
+
+
+def _with_causal_start(run: "Run", asked: _Causal, stage: str, workspace: "Workspace", *, resume: bool) -> "Run":
+    """Return the run with its causal start: in stage base as asked for or, to resume it, as recorded."""
+    from crocodil.presets.causal_starts import begin_as_causal, continue_from_causal
+    from crocodil.training.pruning import choose_layers
+    from crocodil.training.run_config import read_causal_start
+
+    if stage != "base":
+        return continue_from_causal(run, workspace)
+    recorded = read_causal_start(workspace.out) if resume else None
+    if asked.directory is None:
+        return run if recorded is None else begin_as_causal(run, recorded)
+    if asked.keep_layers is None:
+        return asked.begin(run, asked.layers)
+    if recorded is not None and recorded.layers is not None and len(recorded.layers) == asked.keep_layers:
+        return asked.begin(run, recorded.layers)
+    layers = choose_layers(
+        asked.directory, asked.keep_layers, asked.layer_choice, workspace, length=max(run.lengths)
+    )
+    return asked.begin(run, layers)
 
 
 def _show_estimates(
@@ -99,23 +171,32 @@ def _show_estimates(
     data: Path | None,
     llada: Path | None,
     qwen: Path | None,
+    asked: _Causal,
     changes: Collection[str],
     num_devices: int,
 ) -> None:
     """Print what each stage of the run needs. Without a corpus, its size is assumed."""
     from rich.console import Console
 
+    from crocodil.checkpoints.causal import read_causal_config
     from crocodil.corpus.shards import Corpus
     from crocodil.presets.runs import assumed_corpus, with_changes
     from crocodil.presets.runs import preset as preset_of
     from crocodil.training.estimate import estimates
+    from crocodil.training.pruning import spaced_layers
     from crocodil.training.run import STAGES
     from crocodil.training.run_config import Pretrained
 
     if stage not in STAGES:
         raise ValueError(f"no stage {stage!r}: the stages are {', '.join(STAGES)}")
     corpus, assumed = assumed_corpus(preset) if data is None else (Corpus(data), "")
-    run = with_changes(preset_of(preset, corpus, Pretrained(llada=llada, qwen=qwen)), changes)
+    run = preset_of(preset, corpus, Pretrained(llada=llada, qwen=qwen))
+    if asked.directory is not None:
+        num_layers = read_causal_config(asked.directory).num_layers
+        # Which layers are kept does not change their number.
+        layers = asked.layers if asked.keep_layers is None else spaced_layers(num_layers, asked.keep_layers)
+        run = asked.begin(run, layers)
+    run = with_changes(run, changes)
     heads = ("stage", "trained, M", "frozen, M", "steps", "batch", "positions, M", "GB per device")
     rows = [
         (

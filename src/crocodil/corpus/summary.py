@@ -34,6 +34,22 @@ def samples(corpus: Corpus, *, count: int, length: int) -> Iterator[str]:
         yield tokenizer.decode(programs[int(number)].tolist())
 
 
+def random_texts(corpus: Corpus, *, max_chars: int) -> Iterator[str]:
+    """Yield whole documents of train in random order with a fixed key, about `max_chars` characters in all."""
+    tokenizer = Tokenizer.load(corpus.directory / TOKENIZER_FILE)
+    corpus.require("train")
+    shards = corpus.shards("train")
+    ends = np.cumsum([len(shard.documents) for shard in shards])
+    for number in Order(int(ends[-1]), "texts").at(np.arange(ends[-1])):
+        shard = shards[which := int(np.searchsorted(ends, number, side="right"))]
+        start, length = shard.documents[number - ends[which]][["start", "length"]]
+        text = tokenizer.decode(shard.tokens[start : start + length].tolist())
+        yield text
+        max_chars -= len(text)
+        if max_chars <= 0:
+            return
+
+
 def warnings(corpus: Corpus) -> Iterator[str]:
     """Yield warnings about empty splits."""
     for split, need in NEEDED_BY.items():

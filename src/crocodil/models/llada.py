@@ -9,6 +9,7 @@ The config covers these differences, so their weights become a LLaDA (decision D
 
 from collections import deque
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -59,6 +60,11 @@ class LLaDAConfig:
         return self.width // self.num_heads if self.head_size is None else self.head_size
 
 
+class LogitsAndStates(NamedTuple):
+    logits: Tensor
+    states: list[Embeddings]  # after each block, at the token positions
+
+
 class LLaDA(nn.Module):
     """f_theta without guidance: maps tokens to logits."""
 
@@ -79,19 +85,26 @@ class LLaDA(nn.Module):
         positions: Int[Tensor, "#B L"] | None = None,
         rows: Positions | PositionIndices | None = None,
         causal: bool = False,
-    ) -> Float[Tensor, "B L V"] | RowLogits:
+        with_states: bool = False,
+    ) -> Float[Tensor, "B L V"] | RowLogits | LogitsAndStates:
         """Return logits at all positions, prefix included, or only at the token positions in `rows`.
 
         `attention_mask` (True: may be attended to) and `positions` cover prefix and tokens. By default,
         positions count from the start of the prefix. With `causal`, positions attend only to earlier ones.
+        With `with_states`, also return the states after each block.
         """
         embeddings = self.embed(tokens)
         if prefix_embeddings is not None:
             embeddings = torch.cat([prefix_embeddings, embeddings], dim=1)
         if positions is None:
             positions = torch.arange(embeddings.shape[1], device=tokens.device)[None]
-        states = self.transform(embeddings, self.angles(positions), attention_mask, causal=causal)
-        return self.logits(states if rows is None else picked(states[:, -tokens.shape[1] :], rows))
+        num_kept = self.config.num_layers if with_states else 1
+        kept = deque(
+            self.block_states(embeddings, self.angles(positions), attention_mask, causal=causal), num_kept
+        )
+        states = self.predicting(kept[-1])
+        logits = self.logits(states if rows is None else picked(states[:, -tokens.shape[1] :], rows))
+        return LogitsAndStates(logits, [s[:, -tokens.shape[1] :] for s in kept]) if with_states else logits
 
     def transform(
         self, embeddings: Embeddings, angles: Angles, key_mask: KeyMask | None, *, causal: bool = False

@@ -9,6 +9,7 @@ from crocodil.corpus.recipe import Recipe
 from crocodil.corpus.registry import read_manifest
 from crocodil.corpus.sources import TABLES, Files, HubDataset, Rows, Source, Wheels
 
+TEXT_SUFFIXES = (".txt", ".md", ".rst")
 MANIFEST = Path(manifests.__file__).parent / "python-wheels.txt"
 
 
@@ -25,7 +26,7 @@ def starcoder_python() -> Recipe:
 def own_python(path: Path) -> Recipe:
     """Your own programs: a folder, an archive, or tables with a text column. Licences are not checked."""
     return Recipe(
-        source=_files_or_rows(path, (".py",)),
+        source=files_or_rows(path, (".py",)),
         permissive_only=False,
         hold_out_families=False,
         valid_share=0.05,
@@ -36,7 +37,7 @@ def own_python(path: Path) -> Recipe:
 def own_text(path: Path) -> Recipe:
     """Your own texts of any kind; only filters that fit any text are applied."""
     return Recipe(
-        source=_files_or_rows(path, (".txt", ".md", ".rst")),
+        source=files_or_rows(path, TEXT_SUFFIXES),
         filters=FOR_TEXT,
         cut=paragraphs,
         strip_notice=False,
@@ -47,7 +48,8 @@ def own_text(path: Path) -> Recipe:
     )
 
 
-def _files_or_rows(path: Path, suffixes: tuple[str, ...]) -> Source:
+def files_or_rows(path: Path, suffixes: tuple[str, ...]) -> Source:
+    """Return the source for a folder, an archive or a table; a folder with both files and tables is refused."""
     names = sorted(file.name for file in path.rglob("*") if not file.is_dir()) if path.is_dir() else [path.name]
     table = next((name for name in names if name.endswith(TABLES)), None)
     file = next((name for name in names if name.endswith(suffixes)), None)

@@ -24,7 +24,7 @@ _NAMES = {
     "eos": ("<|endoftext|>", "</s>", "<eos>", "[SEP]"),
     "pad": ("<|pad|>", "<pad>", "[PAD]"),
 }
-_OURS = [names[0] for names in _NAMES.values()]
+SPECIAL_TOKENS = tuple(names[0] for names in _NAMES.values())  # of our own tokenizers: ids 0 to 3
 
 _PROBE = "if x:\n\treturn 'é中😀'"  # a byte-level tokenizer reproduces this text byte for byte
 
@@ -68,9 +68,10 @@ class Tokenizer:
         from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
         from tokenizers import Tokenizer as Raw
 
-        if vocab_size < len(_OURS) + 256:
+        smallest = len(SPECIAL_TOKENS) + 256
+        if vocab_size < smallest:
             raise ValueError(
-                f"vocab_size must be at least {len(_OURS) + 256} for a byte-level tokenizer, not {vocab_size}"
+                f"vocab_size must be at least {smallest} for a byte-level tokenizer, not {vocab_size}"
             )
         raw = Raw(models.BPE())
         raw.pre_tokenizer = pre_tokenizers.Sequence(
@@ -82,7 +83,7 @@ class Tokenizer:
         raw.decoder = decoders.ByteLevel()
         trainer = trainers.BpeTrainer(
             vocab_size=vocab_size,
-            special_tokens=_OURS,
+            special_tokens=list(SPECIAL_TOKENS),
             initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
             show_progress=False,
         )
@@ -149,7 +150,11 @@ class Tokenizer:
     def save(self, file: str | os.PathLike[str]) -> None:
         """Write a standard tokenizer.json; the file appears whole or not at all."""
         with whole_file(Path(file)) as unfinished:
-            unfinished.write_text(self._tokenizer.to_str(pretty=False), encoding="utf-8")
+            unfinished.write_text(self.to_json(), encoding="utf-8")
+
+    def to_json(self) -> str:
+        """Return the contents of a standard tokenizer.json."""
+        return self._tokenizer.to_str(pretty=False)
 
 
 def _special_ids(tokenizer: Any, known_ids: Mapping[str, int]) -> SpecialIds:

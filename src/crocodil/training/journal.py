@@ -4,7 +4,7 @@ import json
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
 from itertools import pairwise
@@ -29,6 +29,7 @@ class StepResult(NamedTuple):
     losses: Tensor  # one per rank
     gradient_norm: Tensor
     learning_rate: float
+    parts: Mapping[str, Tensor] = {}  # of the loss, one value per rank
 
 
 class Journal:
@@ -71,7 +72,9 @@ class Journal:
         seconds = time.perf_counter() - self.last_at
         self.last_at += seconds
         tokens_per_s, mfu = round(self.tokens / seconds), self.ideal_s / seconds
-        row = {"step": step + 1, "loss": loss, "gradient_norm": norm, "learning_rate": result.learning_rate}
+        parts = {name: values.mean().item() for name, values in result.parts.items()}
+        row = {"step": step + 1, "loss": loss, **parts, "gradient_norm": norm}
+        row["learning_rate"] = result.learning_rate
         self.log({**row, "step_s": round(seconds, 4), "tokens_per_s": tokens_per_s, "mfu": round(mfu, 4)})
         self.advance(1, f"loss {loss:.3f}, {tokens_per_s:,} tokens/s, MFU {mfu:.0%}")
 

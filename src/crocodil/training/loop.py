@@ -7,9 +7,11 @@ draw is named by its step, so a run that is killed and resumed ends with the sam
 import math
 import signal
 import time
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -95,7 +97,9 @@ class Stage(Protocol):
 
     def work(self) -> Work: ...
 
-    def loss(self, step: int, indices: range) -> Tensor: ...
+    def loss(self, step: int, indices: range) -> Tensor | dict[str, Tensor]:
+        """Return the loss, or the parts that it is the sum of, by name; each part is logged."""
+        ...
 
     def evaluate(self) -> dict[str, float]: ...
 
@@ -253,7 +257,7 @@ def take_step(stage: Stage, state: TrainState, config: LoopConfig) -> StepResult
     """Take one optimiser step."""
     _unfreeze(stage, trained_at(state.step, stage.phases()))
     state.optimiser.zero_grad(set_to_none=True)
-    loss = _backward(stage, state, config)
+    losses = _backward(stage, state, config)
     trained = [parameter for parameter in state.parameters.values() if parameter.grad is not None]
     norm = torch.nn.utils.clip_grad_norm_(trained, config.clip_norm)
     learning_rate = config.learning_rate_at(state.step)
@@ -262,19 +266,23 @@ def take_step(stage: Stage, state: TrainState, config: LoopConfig) -> StepResult
     state.optimiser.step()
     state.step += 1
     _update_averages(state, config.average_decay)
-    return StepResult(state.ranks.gather(loss), full_tensor(norm), learning_rate)
+    parts = {name: state.ranks.gather(loss) for name, loss in losses.items()}
+    return StepResult(parts.pop("loss"), full_tensor(norm), learning_rate, parts)
 
 
-def _backward(stage: Stage, state: TrainState, config: LoopConfig) -> Tensor:
-    """Compute the gradients of all micro-batches, and return this rank's loss."""
+def _backward(stage: Stage, state: TrainState, config: LoopConfig) -> dict[str, Tensor]:
+    """Compute the gradients of all micro-batches; return this rank's loss by name, and its parts if it has any."""
     device = state.device
-    total = torch.zeros((), device=device)
+    totals = defaultdict[str, Tensor](partial(torch.zeros, (), device=device))
     for indices in config.micro_batches(state.ranks):
         with torch.autocast(device.type, dtype=torch.bfloat16, enabled=config.bf16):
-            loss = stage.loss(state.step, indices) / config.num_accumulated
-        loss.backward()
-        total += loss.detach()
-    return total
+            losses = stage.loss(state.step, indices)
+            parts = losses if isinstance(losses, dict) else {"loss": losses}
+            loss = torch.stack(list(parts.values())).sum()
+        (loss / config.num_accumulated).backward()
+        for name, value in {**parts, "loss": loss}.items():
+            totals[name] += value.detach() / config.num_accumulated
+    return totals
 
 
 def trained_at(step: int, phases: Sequence[Phase]) -> frozenset[str]:

@@ -66,10 +66,12 @@ def _check_settings(out: Path, recorded: Any, current: dict[str, Any]) -> None:
 def _differing(recorded: Any, current: dict[str, Any], file: Path) -> list[str]:
     if not isinstance(recorded, dict):
         raise ValueError(f"{file} is damaged: restore it, {_START_AGAIN}")
-    return [name for name in {**current, **recorded} if recorded.get(name, _UNSET) != current.get(name, _UNSET)]
+    names = [name for name in {**current, **recorded} if recorded.get(name, _UNSET) != current.get(name, _UNSET)]
+    return [name for name in names if name in recorded or current[name] not in _OFF]
 
 
 _UNSET = object()
+_OFF = (None, False, [])  # a field that is newer than the record changes nothing if it has one of these values
 
 
 def _to_text(value: object) -> str:

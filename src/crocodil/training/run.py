@@ -11,12 +11,21 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
+from crocodil.checkpoints.causal import read_causal_config
 from crocodil.checkpoints.format import save_model
+from crocodil.corpus.shards import Corpus
 from crocodil.models.demasker import Demasker
+from crocodil.models.llada import LLaDA, LLaDAConfig
 from crocodil.runtime.atomic import remove_unfinished
 from crocodil.runtime.distributed import full_tensor, locked_for_ranks, whole_directory_for_ranks
 from crocodil.text.encode import encode_tokens
-from crocodil.training.adapting import check_encoder_fits_base, check_peft_installed, merge_adapters
+from crocodil.training.adapting import (
+    FrozenTable,
+    check_encoder_fits_base,
+    check_peft_installed,
+    merge_adapters,
+    merge_mask_row,
+)
 from crocodil.training.checkpointing import TrainState
 from crocodil.training.data import REGISTERS_FILE, cache_registers
 from crocodil.training.loop import Stage, averaged_weights, check_minutes, check_ranks, has_checkpoints, train
@@ -28,14 +37,14 @@ from crocodil.training.record import (
     select_fields,
     write_or_check_record,
 )
-from crocodil.training.run_config import Run, read_run_file, write_run_file
+from crocodil.training.run_config import CausalStart, Run, read_run_file, write_run_file
 from crocodil.training.stage_setup import TRAINED_STAGES, Workspace, retokenizer
 
 STAGES = ("base", "guided", "registers", "prior", "conditional")
 
 # The fields of a run that each stage depends on.
 _FIELDS = {
-    "base": ("lengths", "demasker.backbone", "base_loop", "pretrained.llada"),
+    "base": ("lengths", "demasker.backbone", "base_loop", "pretrained.llada", "causal"),
     "guided": (
         "lengths", "demasker", "encoder", "guided_loop", "guided_objective", "encoder_warmup_steps",
         "encoder_begins_as_base", "pretrained", "lora",
@@ -92,6 +101,8 @@ def check_stage(name: str, run: Run, workspace: Workspace) -> None:
     _check_corpus(run, workspace, uses_encoder=name in ("guided", "registers", "conditional"))
     if name in TRAINED_STAGES:
         check_ranks(getattr(run, f"{name}_loop"), workspace.ranks)
+    if name == "base" and run.causal is not None:
+        _check_causal(run, run.causal)
     if name == "guided":
         _check_guided(run, workspace)
     if name in ("registers", "conditional"):
@@ -102,12 +113,11 @@ def check_stage(name: str, run: Run, workspace: Workspace) -> None:
 
 
 def _check_corpus(run: Run, workspace: Workspace, *, uses_encoder: bool) -> None:
+    from_scratch = run.causal is None and run.pretrained.llada is None
+    check_vocabulary(workspace.corpus, run.demasker.backbone, exact=from_scratch)
     vocab_size = workspace.corpus.description["tokenizer"]["vocab_size"]
-    if run.demasker.backbone.vocab_size != vocab_size:
-        raise ValueError(
-            f"the corpus has a vocabulary of {vocab_size}, the run one of {run.demasker.backbone.vocab_size}"
-        )
-    if uses_encoder and run.pretrained.qwen is None and run.encoder.vocab_size != vocab_size:
+    encoder_fits = fits(vocab_size, run.encoder.vocab_size, exact=from_scratch)
+    if uses_encoder and run.pretrained.qwen is None and not encoder_fits:
         raise ValueError(
             f"the encoder has a vocabulary of {run.encoder.vocab_size}, the corpus one of {vocab_size}: "
             "give the folder of the encoder's tokenizer (--qwen)"
@@ -119,6 +129,35 @@ def _check_corpus(run: Run, workspace: Workspace, *, uses_encoder: bool) -> None
         raise ValueError(
             f"lengths: {max(run.lengths)} tokens, but the longest program of the corpus has {longest} "
             f"with BOS and EOS: set lengths to at most {longest}"
+        )
+
+
+def check_vocabulary(corpus: Corpus, base: LLaDAConfig, *, exact: bool = False) -> None:
+    """Refuse a corpus in another vocabulary than the base's; a pretrained one may have unused rows."""
+    vocabulary = corpus.description["tokenizer"]
+    if not fits(vocabulary["vocab_size"], base.vocab_size, exact=exact):
+        sizes = f"the corpus has a vocabulary of {vocabulary['vocab_size']}, the run one of {base.vocab_size}"
+        raise ValueError(f"{sizes}: {_REBUILD}")
+    for name in ("mask", "eos", "pad"):
+        token, expected = vocabulary["special"][name], getattr(base, f"{name}_id")
+        if token != expected:
+            raise ValueError(f"the {name} token has id {token} in the corpus, {expected} in the base: {_REBUILD}")
+
+
+def fits(num_tokens: int, num_rows: int, *, exact: bool) -> bool:
+    """Whether a table of `num_rows` holds these tokens; with `exact`, and nothing else."""
+    return num_tokens == num_rows if exact else num_tokens <= num_rows
+
+
+_REBUILD = "build the corpus with the base's own tokenizer (`crocodil corpus build --tokenizer`)"
+
+
+def _check_causal(run: Run, start: CausalStart) -> None:
+    shape = read_causal_config(start.directory, layers=start.layers, shifted=start.shifted)
+    if run.demasker.backbone != shape:
+        raise ValueError(
+            f"demasker.backbone is not the shape of {start.directory}: choose layers with --layers or "
+            "--keep-layers and the shift with --shift, not with --set"
         )
 
 
@@ -152,7 +191,10 @@ def _start(name: str, run: Run, workspace: Workspace, *, resume: bool) -> None:
     if f"registers/{STAGE_FILE}" in _SOURCES[name]:
         _check_registers(workspace)
     settings = select_fields(flatten_config(run), _FIELDS[name])
-    write_or_check_record(out, settings, _source_checksums(name, workspace), started=started)
+    sources = _source_checksums(name, workspace)
+    if name == "base" and run.causal is not None:
+        sources["causal model"] = checksum_of(run.causal.directory)
+    write_or_check_record(out, settings, sources, started=started)
     if name in TRAINED_STAGES:
         write_run_file(run, workspace.out)
 
@@ -192,6 +234,8 @@ def _save_models(run: Run, stage: Stage, state: TrainState, target: Path) -> Non
                 continue
             if run.lora is not None and isinstance(module, Demasker):
                 weights = merge_adapters(weights, run.lora)
+            if isinstance(module, LLaDA) and isinstance(module.embed, FrozenTable):
+                weights = merge_mask_row(weights, module.config.mask_id)
             save_model(module, unfinished / name, weights=weights)  # type: ignore[arg-type]
 
 

@@ -9,9 +9,9 @@ from typing import Any
 from crocodil.models.demasker import DemaskerConfig
 from crocodil.models.register_denoiser import RegisterDenoiserConfig
 from crocodil.models.register_encoder import RegisterEncoderConfig
-from crocodil.objectives import DemaskerObjective, PriorObjective
+from crocodil.objectives import AlignBy, DemaskerObjective, PriorObjective
 from crocodil.runtime.atomic import locked, remove_unfinished, whole_file
-from crocodil.runtime.config import Amount, Count, Lengths, config, read_as, read_json
+from crocodil.runtime.config import Amount, Count, Lengths, Weight, config, read_as, read_json
 from crocodil.training.adapting import LoRA
 from crocodil.training.loop import LoopConfig
 
@@ -24,6 +24,18 @@ class Pretrained:
 
     llada: Path | None = None
     qwen: Path | None = None
+
+
+@config
+class CausalStart:
+    """The causal language model that the base begins as (decision D39)."""
+
+    directory: Path  # config.json, tokenizer.json and safetensors
+    layers: tuple[Amount, ...] | None = None  # of the causal model, those that are kept; None: all
+    shifted: bool = False  # the state at a position predicts the next token, as in the causal model
+    freeze_embeddings: bool = False  # train neither embeddings nor head, apart from the row of the mask token
+    align_weight: Weight = 0.0  # of the alignment with the frozen causal model; 0: no alignment
+    align_by: AlignBy = "token"
 
 
 # Pairs of fields that must have the same value.
@@ -57,6 +69,7 @@ class Run:
     encode_batch: Count = 256  # programs per batch in stage registers
     pretrained: Pretrained = field(default_factory=Pretrained)
     lora: LoRA | None = None  # in stage guided: train adapters on a frozen demasker
+    causal: CausalStart | None = None  # in stage base: begin as a causal language model
 
     def __post_init__(self) -> None:
         for first, second in _SAME:
@@ -65,6 +78,8 @@ class Run:
                 raise ValueError(f"{first} is {values[0]} and {second} is {values[1]}: they must be equal")
         if self.prior.condition_width is not None:
             raise ValueError("prior.condition_width is set: only conditional has a condition")
+        if self.causal is not None and self.pretrained.llada is not None:
+            raise ValueError("causal and pretrained.llada are both set: a base begins as one of them")
         available = self.encoder.num_registers
         if self.prior.num_registers > available:
             wanted = self.prior.num_registers
@@ -93,6 +108,12 @@ def read_run_file(directory: Path) -> dict[str, Any]:
     if not (directory / RUN_FILE).is_file():
         raise ValueError(f"{directory} holds no run: {RUN_FILE} is missing")
     return read_json(directory / RUN_FILE)
+
+
+def read_causal_start(directory: Path) -> CausalStart | None:
+    """Return the causal model that the base of a run began as; None if it did not, or if there is no run yet."""
+    values = read_run_file(directory).get("causal") if (directory / RUN_FILE).is_file() else None
+    return None if values is None else read_as(CausalStart, values, directory / RUN_FILE)
 
 
 @config

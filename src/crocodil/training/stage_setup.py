@@ -13,6 +13,7 @@ from typing import TypeVar
 import torch
 from torch import nn
 
+from crocodil.checkpoints.causal import load_causal
 from crocodil.checkpoints.format import load_model
 from crocodil.checkpoints.llada import load_llada
 from crocodil.checkpoints.qwen3 import load_qwen3_embedding
@@ -25,11 +26,11 @@ from crocodil.runtime.distributed import Ranks
 from crocodil.seeding import generator_for
 from crocodil.text.retokenizer import Retokenizer
 from crocodil.text.tokenizer import Tokenizer
-from crocodil.training.adapting import add_adapters, init_from_base
+from crocodil.training.adapting import add_adapters, freeze_embeddings, init_from_base
 from crocodil.training.data import CachedRegisters, Data
 from crocodil.training.loop import LoopConfig, Stage
-from crocodil.training.run_config import Run
-from crocodil.training.stages import BaseStage, ConditionalPriorStage, GuidedStage, PriorStage
+from crocodil.training.run_config import CausalStart, Run
+from crocodil.training.stages import Alignment, BaseStage, ConditionalPriorStage, GuidedStage, PriorStage
 
 Network = TypeVar("Network", bound=nn.Module)
 
@@ -94,11 +95,15 @@ class Workspace:
 
 
 def base_stage(run: Run, workspace: Workspace) -> tuple[Stage, LoopConfig]:
-    if run.pretrained.llada is None:
-        demasker = LLaDA(run.demasker.backbone).init_weights(generator_for("base", run.base_loop.seed))
-    else:
+    loop, alignment = run.base_loop, None
+    if run.causal is not None:
+        demasker = _causal_base(run.causal)
+        alignment = _alignment(run.causal, demasker, workspace, loop) if run.causal.align_weight else None
+    elif run.pretrained.llada is not None:
         demasker = load_llada(run.pretrained.llada, dtype=torch.float32)
-    return BaseStage(workspace.to_device(demasker), workspace.data(run, run.base_loop)), run.base_loop
+    else:
+        demasker = LLaDA(run.demasker.backbone).init_weights(generator_for("base", loop.seed))
+    return BaseStage(workspace.to_device(demasker), workspace.data(run, loop), alignment), loop
 
 
 def guided_stage(run: Run, workspace: Workspace) -> tuple[Stage, LoopConfig]:
@@ -158,6 +163,25 @@ TRAINED_STAGES: dict[str, Callable[[Run, Workspace], tuple[Stage, LoopConfig]]] 
 
 
 # ---------------------------------------------------------------- networks
+
+
+def _causal_base(start: CausalStart) -> LLaDA:
+    """Return the base as it begins: the causal model, read without its causal mask (decision D39)."""
+    base = load_causal(start.directory, layers=start.layers, shifted=start.shifted, dtype=torch.float32)
+    return freeze_embeddings(base) if start.freeze_embeddings else base
+
+
+def _alignment(start: CausalStart, base: LLaDA, workspace: Workspace, loop: LoopConfig) -> Alignment:
+    """Load the causal model up to the last layer that the base has; every rank holds all of it."""
+    layers = start.layers or tuple(range(base.config.num_layers))
+    dtype = torch.bfloat16 if workspace.device.startswith("cuda") else torch.float32
+    model = load_causal(
+        start.directory, layers=range(layers[-1] + 1), dtype=dtype, device=workspace.device
+    ).requires_grad_(False)
+    if loop.compile_blocks:
+        for block in model.blocks:
+            block.compile(dynamic=False)
+    return Alignment(model.eval(), layers, start.align_weight, start.align_by)
 
 
 def _demasker(run: Run, workspace: Workspace) -> Demasker:

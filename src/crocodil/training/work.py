@@ -1,7 +1,7 @@
 """Floating-point operations of training, and the matrix rate of a device: their ratio is the MFU."""
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -51,9 +51,14 @@ def denoiser_flops(config: RegisterDenoiserConfig) -> float:
 # ---------------------------------------------------------------- one sample in a training step of each stage
 
 
-def base_flops(config: LLaDAConfig, *, length: int) -> float:
-    """Plain masked diffusion: half of the tokens are hidden on average."""
-    return TRAINED * demasker_flops(config, positions=length, rows=length / 2)
+def base_flops(config: LLaDAConfig, *, length: int, teacher_layers: int = 0) -> float:
+    """Plain masked diffusion: half of the tokens are hidden on average.
+
+    A frozen causal model of the same width reads all tokens with `teacher_layers`; its head is not used.
+    """
+    teacher = replace(config, num_layers=teacher_layers) if teacher_layers else None
+    aligning = 0.0 if teacher is None else FROZEN * demasker_flops(teacher, positions=length, rows=0)
+    return TRAINED * demasker_flops(config, positions=length, rows=length / 2) + aligning
 
 
 def guided_flops(
