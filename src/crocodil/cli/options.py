@@ -175,11 +175,13 @@ Device = Annotated[
     str | None,
     typer.Option(parser=device_name, metavar="DEVICE", help="cpu, cuda or cuda:N; default: cuda if available."),
 ]
-MethodName = Annotated[
+_METHODS = "base: no registers. conthendisc: registers from the prior. conwithindisc: drawn again half way."
+MethodName = Annotated[Method, typer.Option(help=_METHODS, rich_help_panel=TEXT)]
+AnyMethod = Annotated[
     Method | None,
     typer.Option(
-        help="base: no registers. conthendisc: registers from the prior. conwithindisc: drawn again half way. "
-        "Default: conwithindisc, or base for a checkpoint such as LLaDA.",
+        "--method",
+        help=f"{_METHODS} Default: conwithindisc, or base for a checkpoint such as LLaDA.",
         rich_help_panel=TEXT,
     ),
 ]

@@ -23,7 +23,7 @@ CPU_BATCH = 4  # texts: the first ones are printed early, for a tenth more time 
 @options.with_knobs_of(Decoding, Drawing)
 def generate(
     *,
-    method: options.MethodName = None,
+    method: options.AnyMethod = None,
     count: options.Count = 1,
     length: options.Length = None,
     seed: options.Seed = 0,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice, takewhile
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import torch
 
@@ -242,13 +242,13 @@ class Base:
         if chat:
             if self.chat is None:
                 raise ValueError("this model has no chat template: it is not tuned for chat")
-            tokens = self.chat.tokens(prompt)  # type: ignore[arg-type]
+            tokens = self.chat.tokens(cast("str | Sequence[Message]", prompt))
         elif isinstance(prompt, str):
             tokens = self.tokenizer.encode(prompt)
             if self.adds_bos or not tokens:
                 tokens = [self.tokenizer.special.bos, *tokens]
         else:
-            tokens = [int(token) for token in prompt]  # type: ignore[call-overload]
+            tokens = list(cast("Sequence[int]", prompt))
         return self._checked(tokens)
 
     def _checked(self, tokens: list[int]) -> list[int]:
@@ -315,10 +315,10 @@ def _as_list(prompts: Prompts) -> Sequence[Prompt]:
     if isinstance(prompts, int):
         return [""] * prompts
     if isinstance(prompts, str) or (prompts and isinstance(prompts[0], Mapping)):  # one text, or one conversation
-        return [prompts]  # type: ignore[list-item]
+        return [cast("Prompt", prompts)]
     if prompts and isinstance(prompts[0], int):
         raise ValueError("these are the token ids of one prompt: put them into a list of prompts")
-    return prompts
+    return cast("Sequence[Prompt]", prompts)
 
 
 def _in_order(batches: Iterable[tuple[list[int], Generation]]) -> Iterator[str]:

@@ -161,7 +161,7 @@ def _special_ids(tokenizer: Any, known_ids: Mapping[str, int]) -> SpecialIds:
     ids = {
         role: next((i for name in names if (i := tokenizer.token_to_id(name)) is not None), None)
         for role, names in _NAMES.items()
-    } | known_ids
+    } | dict(known_ids)
     eos = ids["eos"]
     if eos is None:
         raise ValueError(f"the tokenizer has no EOS token: expected one of {', '.join(_NAMES['eos'])}")
