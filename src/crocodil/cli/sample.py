@@ -45,8 +45,8 @@ def generate(
 ) -> None:
     """Generate texts and print each as soon as its batch is finished.
 
-    Options for decoding and registers that are not given take the defaults of the model. The folder of a public
-    masked diffusion model such as LLaDA answers --prompt.
+    Options for decoding and registers that are not given take the defaults of the model. If the model is a public
+    checkpoint such as LLaDA, it has no registers and answers --prompt.
     """
     has_registers = not is_checkpoint(model)
     method = method or (Method.CON_WITHIN_DISC if has_registers else Method.BASE)
