@@ -19,7 +19,7 @@ from crocodil.cli.texts import read_prompt
 from crocodil.pipeline.base_settings import answer_decoding
 from crocodil.sampling.configs import Decoding
 from crocodil.sampling.cost import Cost
-from crocodil.text.chat import TokenizerConfig
+from crocodil.text.chat import TokenizerConfig, load_tokenizer
 
 PROMPTS = ["one", "a longer one", "two"]
 
@@ -99,6 +99,26 @@ def test_special_tokens_of_the_config_need_no_names_in_the_tokenizer(base):
     assert base.tokenizer.id_of("<|mdm_mask|>") is None
     assert (base.mask_id, base.tokenizer.special.mask, base.tokenizer.special.eos) == (MASK, MASK, EOS)
     assert base.prompt_tokens("<|eot_id|>") != [EOT]  # text is never a special token
+
+
+def test_a_vocabulary_and_merges_are_a_tokenizer_too(tmp_path):
+    vocab = {"a": 0, "b": 1, "Ġ": 2, "ab": 3}
+    (tmp_path / "vocab.json").write_text(json.dumps(vocab))
+    (tmp_path / "merges.txt").write_text("#version: 0.2\na b\n")
+    names = {"4": "<|endoftext|>", "5": "<|beginoftext|>", "6": "<|im_end|>"}
+    config = {
+        "bos_token": "<|beginoftext|>",
+        "added_tokens_decoder": {number: {"content": name, "special": True} for number, name in names.items()},
+    }
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    tokenizer = load_tokenizer(tmp_path, mask=7, eos=4, pad=4)
+    assert tokenizer.encode("ab a") == [3, 2, 0]
+    assert tokenizer.decode([3, 2, 0, 6, 4]) == "ab a"
+    assert (tokenizer.special.bos, tokenizer.special.mask, tokenizer.id_of("<|im_end|>")) == (5, 7, 6)
+    config["added_tokens_decoder"] = {"9": {"content": "<|endoftext|>", "special": True}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=r"the id of <|endoftext|> does not follow those of vocab.json"):
+        load_tokenizer(tmp_path, mask=7, eos=4, pad=4)
 
 
 def test_an_answer_ends_at_the_first_eos_or_end_of_turn(base):

@@ -16,7 +16,6 @@ from crocodil.checkpoints.bases import load_base
 from crocodil.checkpoints.tensors import Device, StrPath
 from crocodil.models.llada import LLaDA
 from crocodil.pipeline.base_settings import (
-    TOKENIZER_FILE,
     BaseSettings,
     answer_decoding,
     check_checkpoint,
@@ -24,7 +23,7 @@ from crocodil.pipeline.base_settings import (
 )
 from crocodil.pipeline.batches import Job, SampleBatch, Watch, joined
 from crocodil.pipeline.engine import affordable_batch, compile_blocks, engine_for
-from crocodil.pipeline.folder import check_vocabulary
+from crocodil.pipeline.folder import TOKENIZER_FILE, check_vocabulary
 from crocodil.pipeline.pricing import mean_price
 from crocodil.pipeline.results import Generation, OnSnapshot, snapshots
 from crocodil.pipeline.settings import SETTINGS_FILE, model_folder, read_settings
@@ -36,7 +35,7 @@ from crocodil.sampling.decode import Engine, decode
 from crocodil.sampling.guidance import PromptGuided, Unguided
 from crocodil.sampling.state import Canvas, Samples
 from crocodil.seeding import Streams
-from crocodil.text.chat import ANSWER_ENDS, Chat, Message, TokenizerConfig
+from crocodil.text.chat import ANSWER_ENDS, Chat, Message, TokenizerConfig, load_tokenizer
 from crocodil.text.tokenizer import Tokenizer
 
 Prompt: TypeAlias = str | Sequence[int] | Sequence[Message]  # text; token ids; with `chat`, text or messages
@@ -342,9 +341,7 @@ def _load_checkpoint(path: StrPath, *, device: torch.device, dtype: torch.dtype)
     network = load_base(folder, device=device, dtype=dtype)
     config = TokenizerConfig.read(folder)
     ids = {"mask": network.config.mask_id, "eos": network.config.eos_id, "pad": network.config.pad_id}
-    tokenizer = Tokenizer.load(folder / TOKENIZER_FILE, **ids)
-    if (bos := tokenizer.id_of(config.names.get("bos_token"))) is not None:
-        tokenizer = Tokenizer(tokenizer.raw, **ids, bos=bos)
+    tokenizer = load_tokenizer(folder, **ids)
     return {
         "network": network,
         "tokenizer": tokenizer,

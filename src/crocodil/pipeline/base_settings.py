@@ -8,9 +8,9 @@ from typing import Any
 from crocodil.pipeline.settings import SETTINGS_FILE, Method, Settings
 from crocodil.runtime.config import Length, config, read_json
 from crocodil.sampling.configs import Decoding, with_decoding_knobs
-from crocodil.text.chat import TokenizerConfig
+from crocodil.text.chat import TOKENIZER_FILE, TokenizerConfig, has_tokenizer
 
-CONFIG_FILE, TOKENIZER_FILE = "config.json", "tokenizer.json"
+CONFIG_FILE = "config.json"
 BLOCK_SIZE = 32  # LLaDA's choice for answers
 
 
@@ -60,7 +60,7 @@ def is_checkpoint(path_or_name: str | os.PathLike[str]) -> bool:
 
 def check_checkpoint(folder: Path, *, chat: bool) -> None:
     """Check that a checkpoint has the files that text needs."""
-    if not (folder / TOKENIZER_FILE).is_file():
+    if not has_tokenizer(folder):
         raise ValueError(f"{folder} has no {TOKENIZER_FILE}: put the file of its publisher there")
     if chat and TokenizerConfig.read(folder).template is None:
         raise ValueError(f"{folder} has no chat template: it is not tuned for chat, take an instruct checkpoint")

@@ -1,4 +1,4 @@
-"""Prompts of public checkpoints: what tokenizer_config.json says, chat templates, and where an answer ends.
+"""Text of public checkpoints: their tokenizer files, chat templates, and where an answer ends.
 
 Templates are rendered by transformers, in jinja's sandbox; no code of a checkpoint is run. This module does not
 import torch before a template is used.
@@ -13,6 +13,8 @@ from typing import Any, TypeAlias
 from crocodil.runtime.config import read_json
 from crocodil.text.tokenizer import Tokenizer
 
+TOKENIZER_FILE = "tokenizer.json"
+VOCABULARY_FILES = ("vocab.json", "merges.txt")  # instead of it: Qwen's older form, which Dream has
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 TEMPLATE_FILE = "chat_template.jinja"
 ANSWER_ENDS = ("<|eot_id|>", "<|im_end|>")  # of LLaDA and of Qwen: the end of a turn; EOS ends an answer too
@@ -54,6 +56,39 @@ def _template(folder: Path, in_config: Any) -> str | None:
         named = {entry.get("name"): entry.get("template") for entry in in_config if isinstance(entry, dict)}
         in_config = named.get("default")
     return in_config if isinstance(in_config, str) else None
+
+
+def has_tokenizer(folder: Path) -> bool:
+    return (folder / TOKENIZER_FILE).is_file() or all((folder / name).is_file() for name in VOCABULARY_FILES)
+
+
+def load_tokenizer(folder: Path, **known_ids: int) -> Tokenizer:
+    """Load the tokenizer of a checkpoint; `known_ids` are the special ids of its config.json."""
+    config = TokenizerConfig.read(folder)
+    if (folder / TOKENIZER_FILE).is_file():
+        tokenizer = Tokenizer.load(folder / TOKENIZER_FILE, **known_ids)
+    else:
+        tokenizer = Tokenizer(_from_vocabulary(folder), **known_ids)
+    bos = tokenizer.id_of(config.names.get("bos_token"))
+    return tokenizer if bos is None else Tokenizer(tokenizer.raw, **known_ids, bos=bos)
+
+
+def _from_vocabulary(folder: Path) -> Any:
+    """Return the tokenizer of Qwen2 with this vocabulary, and the added tokens of tokenizer_config.json."""
+    from tokenizers import AddedToken
+    from transformers import Qwen2Tokenizer
+
+    vocabulary, merges = (folder / name for name in VOCABULARY_FILES)
+    config = folder / TOKENIZER_CONFIG_FILE
+    added = read_json(config).get("added_tokens_decoder", {}) if config.is_file() else {}
+    try:
+        tokens = {int(number): AddedToken(**token) for number, token in added.items()}
+        raw = Qwen2Tokenizer(str(vocabulary), str(merges), added_tokens_decoder=tokens).backend_tokenizer
+    except Exception as error:  # the library raises bare exceptions
+        raise ValueError(f"{vocabulary} and {merges.name} are not a usable tokenizer: {error}") from error
+    if wrong := [token.content for number, token in tokens.items() if raw.token_to_id(token.content) != number]:
+        raise ValueError(f"{config}: the id of {wrong[0]} does not follow those of {vocabulary.name}")
+    return raw
 
 
 @dataclass(frozen=True)
