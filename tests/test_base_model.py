@@ -1,6 +1,7 @@
 """A base from prompts to answers, in Python and on the command line, with LLaDA's own outputs as the measure."""
 
 import json
+import shutil
 import sys
 from io import BytesIO, TextIOWrapper
 from itertools import takewhile
@@ -224,6 +225,13 @@ def failure(monkeypatch, capsys, arguments):
     assert line.startswith("crocodil: ")
     assert line.count("\n") == 1
     return line
+
+
+def test_a_causal_model_and_a_name_that_is_nowhere_are_one_line(monkeypatch, capsys, llada_folder, tmp_path):
+    causal = shutil.copytree(llada_folder, tmp_path / "causal")
+    (causal / "config.json").write_text(json.dumps({"model_type": "llama", "max_position_embeddings": 64}))
+    assert "train base --causal" in failure(monkeypatch, capsys, ["--model", str(causal)])
+    assert "cannot be fetched" in failure(monkeypatch, capsys, ["--model", "no-such-owner/no-such-model"])
 
 
 def test_a_checkpoint_without_a_chat_template_or_a_tokenizer_says_so(monkeypatch, capsys, fixtures, tmp_path):

@@ -12,14 +12,14 @@ from typing import Any, NamedTuple, TypeAlias, cast
 
 import torch
 
-from crocodil.checkpoints.bases import load_base
+from crocodil.checkpoints.bases import base_config, load_base
 from crocodil.checkpoints.tensors import Device, StrPath
 from crocodil.models.llada import LLaDA
 from crocodil.pipeline.base_settings import (
     BaseSettings,
     answer_decoding,
     check_checkpoint,
-    is_checkpoint,
+    checkpoint_folder,
 )
 from crocodil.pipeline.batches import Job, SampleBatch, Watch, joined
 from crocodil.pipeline.engine import affordable_batch, compile_blocks, engine_for
@@ -38,6 +38,7 @@ from crocodil.seeding import Streams
 from crocodil.text.chat import ANSWER_ENDS, Chat, Message, TokenizerConfig, load_tokenizer
 from crocodil.text.tokenizer import Tokenizer
 
+BASE_FOLDER = "base"  # of this project's models
 Prompt: TypeAlias = str | Sequence[int] | Sequence[Message]  # text; token ids; with `chat`, text or messages
 Prompts: TypeAlias = int | str | Sequence[Message] | Sequence[Prompt]  # a number; one text; one conversation; many
 
@@ -96,18 +97,19 @@ class Base:
         dtype: torch.dtype | None = None,
         compiled: bool = False,
     ) -> "Base":
-        """Load a public checkpoint, or the base of one of this project's model folders.
+        """Load a public checkpoint, or the base of one of this project's models, from a folder or the hub.
 
         A checkpoint has config.json, safetensors and tokenizer.json. It goes to the GPU if there is one, in
         bfloat16. No code of the checkpoint is run.
         """
         device = torch.device(checked_device(str(device or default_device())))
-        load = _load_checkpoint if is_checkpoint(path_or_name) else _load_own
-        parts = load(path_or_name, device=device, dtype=dtype or default_dtype(device))
-        parts["network"].eval().requires_grad_(False)
+        checkpoint = checkpoint_folder(path_or_name)
+        parts = _own_parts(path_or_name) if checkpoint is None else _checkpoint_parts(checkpoint)
+        weights = path_or_name if checkpoint is not None else model_folder(path_or_name) / BASE_FOLDER
+        network = load_base(weights, device=device, dtype=dtype or default_dtype(device))
         if compiled:
-            compile_blocks([parts["network"]])
-        return cls(**parts, compiled=compiled)
+            compile_blocks([network])
+        return cls(network=network.eval().requires_grad_(False), **parts, compiled=compiled)
 
     # ------------------------------------------------------------ prompts -> answers
 
@@ -334,16 +336,12 @@ def _in_order(batches: Iterable[tuple[list[int], Generation]]) -> Iterator[str]:
 # ---------------------------------------------------------------- folders
 
 
-def _load_checkpoint(path: StrPath, *, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
-    """Load the parts of a public checkpoint. Its config.json, not the tokenizer, says which ids are special."""
-    folder = Path(path)
+def _checkpoint_parts(folder: Path) -> dict[str, Any]:
+    """Read a public checkpoint without its weights. config.json, not the tokenizer, says which ids are special."""
     check_checkpoint(folder, chat=False)
-    network = load_base(folder, device=device, dtype=dtype)
-    config = TokenizerConfig.read(folder)
-    ids = {"mask": network.config.mask_id, "eos": network.config.eos_id, "pad": network.config.pad_id}
-    tokenizer = load_tokenizer(folder, **ids)
+    shape, config = base_config(folder), TokenizerConfig.read(folder)
+    tokenizer = load_tokenizer(folder, mask=shape.mask_id, eos=shape.eos_id, pad=shape.pad_id)
     return {
-        "network": network,
         "tokenizer": tokenizer,
         "settings": BaseSettings.of_checkpoint(folder),
         "chat": None if config.template is None else Chat(tokenizer, config.template, config.names),
@@ -351,13 +349,12 @@ def _load_checkpoint(path: StrPath, *, device: torch.device, dtype: torch.dtype)
     }
 
 
-def _load_own(path_or_name: StrPath, *, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
-    """Load the base of one of this project's model folders."""
+def _own_parts(path_or_name: StrPath) -> dict[str, Any]:
+    """Read one of this project's models without its weights."""
     folder = model_folder(path_or_name)
-    if not (folder / "base").is_dir():
+    if not (folder / BASE_FOLDER).is_dir():
         raise ValueError(f"the model {str(path_or_name)!r} has no base of its own")
     return {
-        "network": load_base(folder / "base", device=device, dtype=dtype),
         "tokenizer": Tokenizer.load(folder / TOKENIZER_FILE),
         "settings": BaseSettings.of(read_settings(folder / SETTINGS_FILE)),
         "adds_bos": True,  # as in training

@@ -5,12 +5,14 @@ from dataclasses import field, replace
 from pathlib import Path
 from typing import Any
 
-from crocodil.pipeline.settings import SETTINGS_FILE, Method, Settings
+from crocodil.checkpoints.hub import MODEL_FILES, local_folder
+from crocodil.pipeline.settings import BUILTIN, SETTINGS_FILE, Method, Settings
 from crocodil.runtime.config import Length, config, read_json
 from crocodil.sampling.configs import Decoding, with_decoding_knobs
 from crocodil.text.chat import TOKENIZER_FILE, TokenizerConfig, has_tokenizer
 
 CONFIG_FILE = "config.json"
+FILES_WITHOUT_WEIGHTS = tuple(pattern for pattern in MODEL_FILES if pattern != "*.safetensors")
 BLOCK_SIZE = 32  # LLaDA's choice for answers
 
 
@@ -50,12 +52,17 @@ def answer_decoding(decoding: Decoding, knobs: dict[str, Any], *, length: int) -
     return decoding
 
 
-def is_checkpoint(path_or_name: str | os.PathLike[str]) -> bool:
-    """Whether this is a folder in the public format of LLaDA and others: a config.json with a model type."""
-    folder = Path(path_or_name)
+def checkpoint_folder(path_or_name: str | os.PathLike[str]) -> Path | None:
+    """Return the folder of a checkpoint in the public format of LLaDA and others; None for other models.
+
+    From the hub, all files but the weights are fetched.
+    """
+    if path_or_name == BUILTIN:
+        return None
+    folder = local_folder(path_or_name, patterns=FILES_WITHOUT_WEIGHTS)
     if (folder / SETTINGS_FILE).is_file() or not (folder / CONFIG_FILE).is_file():
-        return False
-    return "model_type" in read_json(folder / CONFIG_FILE)
+        return None
+    return folder if "model_type" in read_json(folder / CONFIG_FILE) else None
 
 
 def check_checkpoint(folder: Path, *, chat: bool) -> None:
