@@ -129,6 +129,7 @@ _LLADA_NAMES = {
     "mlp.up_proj.weight": "up.weight",
     "mlp.down_proj.weight": "down.weight",
 }
+_LLADA_QK_NORMS = {"self_attn.q_norm.weight": "query_norm.weight", "self_attn.k_norm.weight": "key_norm.weight"}
 _SAME_FIELDS = ("vocab_size", "width", "num_heads", "num_kv_heads", "head_width", "mlp_width", "rope_theta")
 
 
@@ -150,11 +151,12 @@ _ADVICE = "make them fit, or set encoder_begins_as_base=false"
 def init_from_base(encoder: RegisterEncoder, base: LLaDA, generator: torch.Generator) -> RegisterEncoder:
     """Copy the base's embeddings and first blocks into the encoder.
 
-    Qwen3's blocks equal LLaDA's, except for their norms of queries and keys, which keep their initial values.
+    Qwen3's blocks equal LLaDA's, except for their norms of queries and keys, which keep their initial values if
+    the base has none. Biases, which a base has that began as a Qwen2, are left out.
     """
     check_encoder_fits_base(encoder.config, base.config)
     encoder.backbone.embed_tokens.weight.copy_(base.embed.weight)
     for layer, block in zip(encoder.backbone.layers, base.blocks, strict=False):
-        for name, llada_name in _LLADA_NAMES.items():
+        for name, llada_name in (_LLADA_NAMES | (_LLADA_QK_NORMS if base.config.qk_norm else {})).items():
             layer.get_parameter(name).copy_(block.get_parameter(llada_name))
     return encoder.init_registers(generator)  # at the scale of the copied embeddings
