@@ -33,6 +33,7 @@ DOORS = {
     "datasets": {"corpus"},
     "faiss": {"metrics"},
     "gguf": {"judges.gguf"},
+    "huggingface_hub": {"checkpoints.hub"},
     "rapidfuzz": {"metrics"},
     "torch.distributed": {"runtime.distributed"},
     "matplotlib": {"reproduce.figures"},

@@ -563,6 +563,9 @@ def test_export_takes_settings_and_leaves_networks_out(trained, corpus, tmp_path
         drawing=Drawing(prior_steps=12, refresh_steps=4, eta=1.0, pag_scale=2.0),
     )
     assert load_file(tmp_path / "model" / "encoder" / "model.safetensors")["suffix"].dtype == torch.int8
+    card = (tmp_path / "model" / "README.md").read_text()
+    assert "| guided | 40 |" in card
+    assert "| base |" not in card
     failed = run(*asked, "--without", "bass")
     assert failed.exit_code == 2
     assert "should be 'demasker', 'encoder'" in failed.output

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from crocodil.checkpoints.checksums import check_quickly, write_checksums
+from crocodil.checkpoints.hub import local_folder
 from crocodil.checkpoints.tensors import (
     CONFIG_FILE,
     WEIGHTS_FILE,
@@ -91,8 +92,8 @@ def save_model(
 
 
 def load_model(directory: StrPath, *, dtype: torch.dtype | None = None, device: Device = "cpu") -> Model:
-    """Load a model that `save_model` wrote."""
-    directory = Path(directory)
+    """Load a model that `save_model` wrote, from a folder or the hub."""
+    directory = local_folder(directory)
     check_quickly(directory)
     description = _described(directory / CONFIG_FILE)
     kind = description["kind"]

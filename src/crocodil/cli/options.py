@@ -165,7 +165,7 @@ Experiment = Literal[
 
 # ---------------------------------------------------------------- options of several commands
 
-Model = Annotated[str, typer.Option(help="A model folder, or builtin.")]
+Model = Annotated[str, typer.Option(help="A model folder, a name on the hub (owner/name), or builtin.")]
 Device = Annotated[
     str | None,
     typer.Option(parser=device_name, metavar="DEVICE", help="cpu, cuda or cuda:N; default: cuda if available."),
@@ -231,10 +231,10 @@ Texts = Annotated[list[Path], typer.Argument(metavar="FILE", help="Text files.")
 # ---------------------------------------------------------------- options of train base
 
 Causal = Annotated[
-    Path | None,
+    str | None,
     typer.Option(
-        metavar="DIR",
-        help="In stage base: begin as this causal language model (Llama, Qwen2 or Qwen3).",
+        metavar="MODEL",
+        help="In stage base: begin as this causal language model (Llama, Qwen2 or Qwen3), a folder or a hub name.",
         rich_help_panel=CAUSAL,
     ),
 ]

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from crocodil.checkpoints.hub import local_folder
 from crocodil.cli import options
 from crocodil.cli.root import MEASURE, app
-from crocodil.pipeline.settings import BUILTIN, SETTINGS_FILE, Method, model_folder, read_settings
+from crocodil.pipeline.settings import BUILTIN, Method, read_settings, settings_file
 from crocodil.runtime import config
 from crocodil.sampling.configs import Decoding, Drawing
 
@@ -35,7 +36,7 @@ RESULTS = Path("results")
 @options.with_knobs_of(Decoding, Drawing)
 def evaluate(
     *,
-    model: Annotated[str, typer.Option(help="A model folder, or builtin.")] = BUILTIN,
+    model: options.Model = BUILTIN,
     samples: Annotated[
         Path | None, typer.Option(help="Judge these texts instead: a .jsonl file with a field text.")
     ] = None,
@@ -58,7 +59,7 @@ def evaluate(
 
     corpus = _corpus(data, split)
     if samples is None:
-        read_settings(model_folder(model) / SETTINGS_FILE)
+        read_settings(settings_file(model))
     from crocodil.reproduce.evaluation import (
         MIN_TEXTS_FOR_MAUVE,
         evaluate_model,
@@ -98,13 +99,15 @@ def reproduce(
     preset: Annotated[str, options.one_of(options.Protocol, "full: the sample counts of the paper.")] = "full",
     model: Annotated[
         list[str] | None,
-        typer.Option(metavar="DIR", help="A model folder; may be repeated for models of other lengths."),
+        typer.Option(
+            metavar="DIR", help="A model folder or name on the hub; may be repeated for models of other lengths."
+        ),
     ] = None,
     length: Annotated[
         list[int] | None, options.number(config.Length, "Length of the canvas; default: all lengths of the model.")
     ] = None,
     base: Annotated[
-        list[Path] | None,
+        list[str] | None,
         typer.Option(metavar="DIR", help="For each model, a base (LLaDA) that was trained separately."),
     ] = None,
     data: Data = None,
@@ -137,7 +140,8 @@ def reproduce(
     _check_tools()
     corpus = _corpus(data, "valid", "test")
     for folder in model or [BUILTIN]:
-        read_settings(model_folder(folder) / SETTINGS_FILE)
+        read_settings(settings_file(folder))
+    bases = [local_folder(folder) for folder in base or ()]
     from crocodil.pipeline import Crocodil
     from crocodil.reproduce.context import Context, with_base
     from crocodil.reproduce.experiments import NAMES, compute_all
@@ -149,7 +153,7 @@ def reproduce(
     if paper_steps:
         protocol = protocol.with_paper_steps()
     pipes = [Crocodil.from_pretrained(folder, device=device, compiled=compiled) for folder in model or [BUILTIN]]
-    pipes = [with_base(pipe, _each("base", base or (), len(pipes), index)) for index, pipe in enumerate(pipes)]
+    pipes = [with_base(pipe, _each("base", bases, len(pipes), index)) for index, pipe in enumerate(pipes)]
     # The blocks stay compiled; the reveal step is not: it would be compiled again for every candidate of a sweep.
     pipes = [replace(pipe, compiled=False) for pipe in pipes]
     variants = {name: Crocodil.from_pretrained(path, device=device) for name, path in _named(ablation_model or ())}
@@ -164,7 +168,7 @@ def reproduce(
             seed=seed,
             variants=variants,
             training=_training(index, len(pipes), run or (), base_run or ()),
-            base=_each("base", base or (), len(pipes), index),
+            base=_each("base", bases, len(pipes), index),
         )
         for index, pipe in _at_lengths(pipes, length or ())
     ]

@@ -1,4 +1,4 @@
-"""The commands that use a model: `generate`, `autoencode`, `interpolate`, `encode`, `decode` and `verify`.
+"""The commands that use a model: `generate`, `autoencode`, `interpolate`, `encode`, `decode`, `verify` and `push`.
 
 Results go to stdout, everything else to stderr. Options are checked before torch is imported.
 """
@@ -8,10 +8,11 @@ from typing import Annotated, Any
 
 import typer
 
+from crocodil.checkpoints.hub import UPLOAD, upload
 from crocodil.cli import options
 from crocodil.cli.root import USE, Format, app
 from crocodil.cli.texts import NewFolder, printable, read_text
-from crocodil.pipeline.settings import BUILTIN, SETTINGS_FILE, Method, Settings, model_folder, read_settings
+from crocodil.pipeline.settings import BUILTIN, Method, Settings, model_folder, read_settings, settings_file
 from crocodil.sampling.configs import Decoding, Drawing, with_knobs
 
 CPU_BATCH = 4  # texts: the first ones are printed early, for a tenth more time than in batches of 16
@@ -185,7 +186,9 @@ def decode(
 
 @app.command(rich_help_panel=USE)
 def verify(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A model folder, or builtin.")] = BUILTIN,
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="A model folder, a name on the hub, or builtin.")
+    ] = BUILTIN,
 ) -> None:
     """Compare every file of a model with its SHA-256."""
     from crocodil.checkpoints.checksums import verify as verify_folder
@@ -194,6 +197,21 @@ def verify(
     typer.echo(f"{folder}: all {verify_folder(folder)} files match their checksums")
 
 
+@app.command(rich_help_panel=USE)
+def push(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A model folder.")],
+    repository: Annotated[str, typer.Argument(metavar="OWNER/NAME", help="Its name on the hub.")],
+    private: Annotated[bool, typer.Option("--private", help="Only you and your organisation can see it.")] = False,
+    message: Annotated[str, typer.Option(parser=options.utf8, metavar="TEXT", help="Of the commit.")] = UPLOAD,
+) -> None:
+    """Upload a model and its card (README.md) to the hub. Log in first: hf auth login."""
+    from crocodil.checkpoints.checksums import verify as verify_folder
+
+    folder = model_folder(model)
+    verify_folder(folder)
+    typer.echo(upload(folder, repository, private=private, message=message))
+
+
 def _settings(model: str) -> Settings:
     """Read the settings of a model: a missing or damaged model is an error before torch is imported."""
-    return read_settings(model_folder(model) / SETTINGS_FILE)
+    return read_settings(settings_file(model))

@@ -1,18 +1,21 @@
 """`crocodil train`; `crocodil runs`, which shows runs; `crocodil export`, which makes a model from a run."""
 
 import math
-from collections.abc import Collection
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from crocodil.checkpoints.hub import JSON_FILES, MODEL_FILES, hub_name, local_folder
 from crocodil.cli import options
 from crocodil.cli.root import TRAIN, app, table
 from crocodil.sampling.configs import Decoding, Drawing, with_knobs
 
 if TYPE_CHECKING:
+    from crocodil.corpus.shards import Corpus
+    from crocodil.pipeline.card import Card
     from crocodil.training.run_config import Run
     from crocodil.training.stage_setup import Workspace
 
@@ -57,9 +60,12 @@ def train(
             help="Change a field of the preset, e.g. guided_objective.register_cosine=1.0; may be repeated.",
         ),
     ] = None,
-    llada: Annotated[Path | None, typer.Option(help="For the paper's presets: the folder of LLaDA-8B.")] = None,
+    llada: Annotated[
+        str | None, typer.Option(help="For the paper's presets: LLaDA-8B, a folder or a name on the hub.")
+    ] = None,
     qwen: Annotated[
-        Path | None, typer.Option(help="For the paper's presets: the folder of Qwen3-Embedding-0.6B.")
+        str | None,
+        typer.Option(help="For the paper's presets: Qwen3-Embedding-0.6B, a folder or a name on the hub."),
     ] = None,
     causal: options.Causal = None,
     layers: options.CausalLayers = None,
@@ -86,10 +92,13 @@ def train(
     device: options.Device = None,
 ) -> None:
     """Train one stage of a run. On several devices: torchrun -m crocodil.cli train ..."""
-    asked = _Causal(causal, layers, keep_layers, layer_choice, shift, freeze_embeddings, align)
+    folders = {"llada": _folder(llada, JSON_FILES), "qwen": _folder(qwen, JSON_FILES)}
+    asked = _Causal(
+        _folder(causal, JSON_FILES), layers, keep_layers, layer_choice, shift, freeze_embeddings, align
+    )
     asked.check(stage, dry_run=dry_run)
     if dry_run:
-        _show_estimates(stage, preset, data, llada, qwen, asked, changes or (), gpus, rate)
+        _show_estimates(stage, preset, data, folders, asked, changes or (), gpus, rate)
         return
     if data is None or out is None:
         raise ValueError("--data (the corpus) and --out (the run) are required")
@@ -97,6 +106,8 @@ def train(
 
     corpus = Corpus(data)
     corpus.require("train", "valid")
+    for model in (llada, qwen, causal):  # the options and the corpus are right: fetch weights from the hub
+        _folder(model, MODEL_FILES)
 
     from crocodil.presets.runs import FROM_CAUSAL, with_changes
     from crocodil.presets.runs import preset as preset_of
@@ -107,7 +118,7 @@ def train(
     from crocodil.training.stage_setup import Workspace
 
     device = checked_device(device or default_device())
-    run = preset_of(preset, corpus, Pretrained(llada=llada, qwen=qwen))
+    run = preset_of(preset, corpus, Pretrained(**folders))
     with process_group(device) as ranks:
         workspace = Workspace(corpus, out, source or out, ranks)
         run = _with_causal_start(run, asked, stage, workspace, resume=resume)
@@ -165,7 +176,9 @@ def _with_causal_start(run: "Run", asked: _Causal, stage: str, workspace: "Works
         return continue_from_causal(run, workspace)
     recorded = read_causal_start(workspace.out) if resume else None
     if asked.directory is None:
-        return run if recorded is None else begin_as_causal(run, recorded)
+        if recorded is None:
+            return run
+        return begin_as_causal(run, replace(recorded, directory=local_folder(str(recorded.directory))))
     if asked.keep_layers is None:
         return asked.begin(run, asked.layers)
     if recorded is not None and recorded.layers is not None and len(recorded.layers) == asked.keep_layers:
@@ -176,12 +189,15 @@ def _with_causal_start(run: "Run", asked: _Causal, stage: str, workspace: "Works
     return asked.begin(run, layers)
 
 
+def _folder(model: str | None, patterns: Sequence[str]) -> Path | None:
+    return None if model is None else local_folder(model, patterns=patterns)
+
+
 def _show_estimates(
     stage: str,
     preset: str,
     data: Path | None,
-    llada: Path | None,
-    qwen: Path | None,
+    folders: dict[str, Path | None],
     asked: _Causal,
     changes: Collection[str],
     num_devices: int,
@@ -199,7 +215,7 @@ def _show_estimates(
     if stage not in STAGES:
         raise ValueError(f"no stage {stage!r}: the stages are {', '.join(STAGES)}")
     corpus, assumed = assumed_corpus(preset) if data is None else (Corpus(data), "")
-    run = preset_of(preset, corpus, Pretrained(llada=llada, qwen=qwen))
+    run = preset_of(preset, corpus, Pretrained(**folders))
     if asked.directory is not None:
         num_layers = read_causal_config(asked.directory).num_layers
         # Which layers are kept does not change their number.
@@ -333,12 +349,32 @@ def export(
     model = Crocodil.assemble(
         networks,
         tokenizer=corpus.directory / TOKENIZER_FILE,
-        encoder_tokenizer=None if qwen is None else qwen / TOKENIZER_FILE,
+        encoder_tokenizer=None if qwen is None else local_folder(str(qwen), patterns=JSON_FILES) / TOKENIZER_FILE,
         settings=settings,
         device="cpu",
     )
-    model.save_pretrained(out, int8=int8)
+    model.save_pretrained(out, int8=int8, card=_card(directory, corpus, networks))
     typer.echo(f"{out}: {', '.join(networks)}")
+
+
+def _card(directory: Path, corpus: "Corpus", networks: Collection[str]) -> "Card":
+    """Return what a run knows for the model card: where it began, its stages and its data."""
+    from crocodil.pipeline.card import Card
+    from crocodil.training.run_config import read_causal_start, read_run_file, read_run_summary
+
+    begun_from, causal = asdict(read_run_summary(directory).pretrained), read_causal_start(directory)
+    paths = [*begun_from.values(), causal and causal.directory]
+    names = [name for path in paths if path and (name := hub_name(str(path))) and name.revision]
+    values, data = read_run_file(directory), corpus.description["splits"]["train"]
+    fields = ("num_steps", "batch_size", "learning_rate")
+    rows = ["| stage | steps | batch | learning rate |", "|---|---|---|---|"]
+    for stage in dict.fromkeys(_NETWORKS[network].split("/")[0] for network in networks):
+        loop = dict(values.get(f"{stage}_loop") or {})
+        rows.append(f"| {stage} | {' | '.join(str(loop.get(field, '')) for field in fields)} |")
+    rows.append(f"\nData: {data['documents']:,} documents, {data['tokens']:,} tokens.")
+    if names:
+        rows.append(f"It began from {' and '.join(map(str, names))}.")
+    return Card(base_models=tuple(name.repository for name in names), training="\n".join(rows))
 
 
 def _finished_networks(directory: Path, without: Collection[str]) -> dict[str, Path]:

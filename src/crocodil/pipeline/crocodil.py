@@ -4,6 +4,7 @@ Every sample has its own random streams: sample 7 of a seed is the same in a bat
 """
 
 import dataclasses
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,6 +13,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+from crocodil.checkpoints.hub import UPLOAD, upload
 from crocodil.checkpoints.tensors import Device, StrPath
 from crocodil.models.demasker import Demasker
 from crocodil.models.llada import LLaDA
@@ -27,6 +29,7 @@ from crocodil.pipeline.canvases import (
     split_to_fit,
     text_canvases,
 )
+from crocodil.pipeline.card import UNKNOWN, Card
 from crocodil.pipeline.drawing import Priors
 from crocodil.pipeline.engine import affordable_batch, compile_blocks, engine_for
 from crocodil.pipeline.folder import (
@@ -98,7 +101,7 @@ class Crocodil:
         dtype: torch.dtype | None = None,
         compiled: bool = False,
     ) -> "Crocodil":
-        """Load the model in a folder, or the built-in one.
+        """Load the model in a folder, on the hub (`owner/name` or `owner/name@revision`), or the built-in one.
 
         It goes to the GPU if there is one, in bfloat16. Compiling takes up to a minute at first use and pays off
         for thousands of texts.
@@ -130,10 +133,41 @@ class Crocodil:
             **loaded,
         )
 
-    def save_pretrained(self, directory: StrPath, *, int8: bool = False) -> None:
-        """Write a model folder; an existing folder is never overwritten. `int8` takes a quarter of the size."""
-        networks = {name: getattr(self, name) for name in NETWORKS if getattr(self, name) is not None}
-        write_folder(Path(directory), self.settings, self.tokenizer, networks, self.encoder_tokenizer, int8=int8)
+    def save_pretrained(self, directory: StrPath, *, int8: bool = False, card: Card = UNKNOWN) -> None:
+        """Write a model folder; an existing folder is never overwritten. `int8` takes a quarter of the size.
+
+        README.md is its model card: shapes and use, and what `card` adds to them.
+        """
+        self._write(Path(directory), Path(directory).name, int8, card)
+
+    def push_to_hub(
+        self,
+        repository: str,
+        *,
+        private: bool = False,
+        token: str | None = None,
+        commit_message: str = UPLOAD,
+        int8: bool = False,
+        card: Card = UNKNOWN,
+    ) -> str:
+        """Save the model to a repository `owner/name` of the hub; return the address of the commit."""
+        with tempfile.TemporaryDirectory() as scratch:
+            folder = Path(scratch) / "model"
+            self._write(folder, repository, int8, card)
+            return upload(folder, repository, private=private, token=token, message=commit_message)
+
+    def _write(self, directory: Path, name: str, int8: bool, card: Card) -> None:
+        networks = {part: getattr(self, part) for part in NETWORKS if getattr(self, part) is not None}
+        write_folder(
+            directory,
+            self.settings,
+            self.tokenizer,
+            networks,
+            self.encoder_tokenizer,
+            card=card,
+            name=name,
+            int8=int8,
+        )
 
     # ------------------------------------------------------------ text -> registers -> text
 

@@ -1,7 +1,7 @@
 """Estimate parameters, tokens, memory and operations of a run before it starts."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 
 import torch
@@ -50,11 +50,15 @@ def estimates(run: Run, *, num_devices: int = 1) -> list[Estimate]:
     count = num_parameters
     frozen = count(base) if adapters else 0
     guided = count(encoder) + count(demasker) - frozen + adapters
+    frozen_in_base = _frozen_in_base(run, base)
     base_activations, guided_activations, encoding, denoising = _activations(run)
     trains_encoder = run.condition_encoder_learns
     flops = step_flops(run)
     return [
-        _estimate("base", run.base_loop, flops, num_devices, [base_activations], trained=count(base)),
+        _estimate(
+            "base", run.base_loop, flops, num_devices, [base_activations], trained=count(base) - frozen_in_base[0],
+            frozen=sum(frozen_in_base),
+        ),
         _estimate(
             "guided", run.guided_loop, flops, num_devices, [guided_activations, encoding], trained=guided,
             frozen=frozen, frozen_bytes=_ADAPTED_BYTES,
@@ -96,6 +100,23 @@ def step_flops(run: Run) -> dict[str, float]:
         ],
     }  # fmt: skip
     return {stage: getattr(run, f"{stage}_loop").batch_size * fmean(flops) for stage, flops in samples.items()}
+
+
+def _frozen_in_base(run: Run, base: LLaDA) -> tuple[int, int]:
+    """Return the frozen parameters of the base, and those of the causal model that it is aligned with."""
+    if run.causal is None:
+        return 0, 0
+    tables = [base.embed] if base.head is None else [base.embed, base.head]
+    num_in_tables = (
+        sum(map(num_parameters, tables)) - run.demasker.backbone.width
+    )  # the mask token's row is trained
+    num_layers = (run.causal.layers or (run.demasker.backbone.num_layers - 1,))[-1] + 1
+    with torch.device("meta"):
+        teacher = LLaDA(replace(run.demasker.backbone, num_layers=num_layers))
+    return (
+        num_in_tables if run.causal.freeze_embeddings else 0,
+        num_parameters(teacher) if run.causal.align_weight else 0,
+    )
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from crocodil.checkpoints import checksums
+from crocodil.checkpoints.hub import recorded_name
 from crocodil.runtime.atomic import whole_file
 from crocodil.runtime.config import read_json
 
@@ -75,7 +76,7 @@ _OFF = (None, False, [])  # a field that is newer than the record changes nothin
 
 
 def _to_text(value: object) -> str:
-    return str(value.resolve()) if isinstance(value, Path) else str(value)
+    return recorded_name(value.resolve()) if isinstance(value, Path) else str(value)
 
 
 # ---------------------------------------------------------------- fields of a config

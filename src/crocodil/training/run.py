@@ -137,12 +137,15 @@ def _check_corpus(run: Run, workspace: Workspace, *, uses_encoder: bool) -> None
 
 
 def check_vocabulary(corpus: Corpus, base: LLaDAConfig, *, exact: bool = False) -> None:
-    """Refuse a corpus in another vocabulary than the base's; a pretrained one may have unused rows."""
+    """Refuse a corpus in another vocabulary than the base's; a pretrained one may have unused rows.
+
+    Programs are filled up with EOS, so the padding token does not matter.
+    """
     vocabulary = corpus.description["tokenizer"]
     if not fits(vocabulary["vocab_size"], base.vocab_size, exact=exact):
         sizes = f"the corpus has a vocabulary of {vocabulary['vocab_size']}, the run one of {base.vocab_size}"
         raise ValueError(f"{sizes}: {_REBUILD}")
-    for name in ("mask", "eos", "pad"):
+    for name in ("mask", "eos"):
         token, expected = vocabulary["special"][name], getattr(base, f"{name}_id")
         if token != expected:
             raise ValueError(f"the {name} token has id {token} in the corpus, {expected} in the base: {_REBUILD}")
