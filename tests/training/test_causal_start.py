@@ -14,11 +14,13 @@ from crocodil import cli
 from crocodil.checkpoints.causal import load_causal
 from crocodil.checkpoints.format import load_model
 from crocodil.models.llada import LLaDA
+from crocodil.models.register_encoder import RegisterEncoder
 from crocodil.objectives import alignment_loss, causal_states
 from crocodil.presets.causal_starts import BASE_RATES, begin_as_causal, continue_from_causal
 from crocodil.presets.runs import small, tiny
+from crocodil.seeding import generator_for
 from crocodil.training import pruning, validation
-from crocodil.training.adapting import check_encoder_fits_base
+from crocodil.training.adapting import check_encoder_fits_base, init_from_base
 from crocodil.training.estimate import estimates
 from crocodil.training.loop import initial_state, take_step
 from crocodil.training.pruning import causal_loss, choose_layers, greedy_layers, spaced_layers
@@ -52,7 +54,8 @@ STEPS = 2
 def short(corpus, folder, *, preset=tiny, **fields):
     """A run of few steps that begins as a causal model."""
     run = begin_as_causal(preset(corpus), CausalStart(directory=folder, **fields))
-    return replace(run, base_loop=replace(run.base_loop, num_steps=STEPS, batch_size=4), lengths=(32,))
+    loop = replace(run.base_loop, num_steps=STEPS, batch_size=4, num_accumulated=1)
+    return replace(run, base_loop=loop, lengths=(32,))
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +92,17 @@ def test_everything_that_depends_on_the_base_follows_its_shape(corpus, folder):
     check_encoder_fits_base(run.encoder, shape)
     assert run.encoder.num_layers == 3  # small has four
     assert run.base_loop.learning_rate == BASE_RATES["muon"] < small(corpus).base_loop.learning_rate
+
+
+def test_an_encoder_begins_as_a_qwen3_with_its_norms(corpus, tmp_path):
+    save_causal(tmp_path, "qwen3", num_layers=1)
+    shutil.copy(corpus.directory / "tokenizer.json", tmp_path)
+    base = load_causal(tmp_path)
+    encoder = RegisterEncoder(short(corpus, tmp_path, preset=small).encoder)
+    init_from_base(encoder, base, generator_for("registers"))
+    attention = encoder.backbone.layers[0].self_attn
+    assert torch.equal(attention.q_norm.weight, base.blocks[0].query_norm.weight)
+    assert torch.equal(attention.k_norm.weight, base.blocks[0].key_norm.weight)
 
 
 def test_the_base_begins_as_the_chosen_layers_of_the_causal_model(corpus, folder, tmp_path):
