@@ -72,7 +72,11 @@ def _differing(recorded: Any, current: dict[str, Any], file: Path) -> list[str]:
 
 
 _UNSET = object()
-_OFF = (None, False, [])  # a field that is newer than the record changes nothing if it has one of these values
+_OFF: tuple[Any, ...] = (
+    None,
+    False,
+    [],
+)  # a field that is newer than the record changes nothing if it has one of these values
 
 
 def _to_text(value: object) -> str:
