@@ -72,11 +72,8 @@ def _differing(recorded: Any, current: dict[str, Any], file: Path) -> list[str]:
 
 
 _UNSET = object()
-_OFF: tuple[Any, ...] = (
-    None,
-    False,
-    [],
-)  # a field that is newer than the record changes nothing if it has one of these values
+# A field that is newer than the record changes nothing if it has one of these values.
+_OFF: tuple[Any, ...] = (None, False, [])
 
 
 def _to_text(value: object) -> str:
