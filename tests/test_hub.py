@@ -8,6 +8,7 @@ import pytest
 import torch
 from huggingface_hub import constants
 from huggingface_hub.repocard import ModelCard
+from tiny_causal import save_causal
 from tiny_hub import Repository, running_hub
 from typer.testing import CliRunner
 
@@ -18,7 +19,7 @@ from crocodil.checkpoints.checksums import verify
 from crocodil.checkpoints.hub import JSON_FILES, HubName, hub_name, local_folder, recorded_name, tokenizer_file
 from crocodil.cli import app
 from crocodil.pipeline.card import Card
-from crocodil.training.record import STAGE_FILE, write_or_check_record
+from crocodil.training.record import STAGE_FILE, checksum_of, write_or_check_record
 from crocodil.training.run_config import Pretrained
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -161,6 +162,18 @@ def test_a_run_records_the_name_and_the_commit_of_what_it_began_from(cache, fixt
     assert recorded_name(tmp_path) == str(tmp_path)
     write_or_check_record(tmp_path, Pretrained(llada=folder), {}, started=False)
     assert json.loads((tmp_path / STAGE_FILE).read_text())["settings"]["llada"] == recorded_name(folder)
+    weights = checksum_of(folder)
+    (folder / "README.md").write_text("fetched by another tool")
+    assert checksum_of(folder) == weights
+
+
+def test_a_run_begins_as_a_causal_model_of_the_hub(cache, tmp_path):
+    save_causal(tmp_path / "llama")
+    folder = cached(cache, "us/llama", tmp_path / "llama")
+    asked = ["train", "base", "--preset", "tiny", "--dry-run", "--causal"]
+    by_name, by_path = run(*asked, "us/llama"), run(*asked, folder)
+    assert by_name.exit_code == 0
+    assert by_name.output == by_path.output
 
 
 # ---------------------------------------------------------------- a hub that answers

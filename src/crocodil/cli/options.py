@@ -155,12 +155,13 @@ def _without_none(hint: Any) -> Any:
 
 # Names that are also known in modules that import torch; tests/test_cli.py checks that they are equal.
 Stage = Literal["base", "guided", "registers", "prior", "conditional"]
-Preset = Literal["tiny", "small", "paper", "paper-plus", "paper-one-gpu"]
+Preset = Literal["tiny", "laptop", "small", "medium", "paper", "paper-plus", "paper-one-gpu"]
 LayerChoice = Literal["greedy", "spaced"]
 Protocol = Literal["full", "quick", "tiny"]
 Split = Literal["valid", "test"]
 Network = Literal["demasker", "encoder", "prior", "conditional", "condition_encoder", "base"]
-Judge = Literal["smollm2-135m", "minilm-l6-v2"]
+Judge = Literal["qwen2.5-coder-0.5b", "smollm2-135m", "minilm-l6-v2", "qwen2.5-coder-1.5b"]
+DEFAULT_JUDGE: Judge = "qwen2.5-coder-0.5b"
 Experiment = Literal[
     "all",
     "model", "reference", "demasker", "autoencoder", "generation", "memorisation", "seconds", "cpu-seconds",

@@ -100,6 +100,11 @@ class Tokenizer:
         raw.add_special_tokens([tokenizers.AddedToken(_NAMES["mask"][0], special=True, normalized=False)])
         return Tokenizer(raw)
 
+    @property
+    def ids(self) -> dict[str, int]:
+        """The id of each token, special ones included."""
+        return self._tokenizer.get_vocab(with_added_tokens=True)
+
     def __len__(self) -> int:
         return self._tokenizer.get_vocab_size(with_added_tokens=True)
 
