@@ -84,6 +84,7 @@ def test_an_answer_is_the_same_alone_and_among_prompts_of_other_lengths(base):
 def test_every_token_has_a_call_in_blocks_of_32_unless_asked_otherwise(base):
     assert answer_decoding(Decoding(), {}, length=64) == Decoding(block_size=32, calls=64)
     assert answer_decoding(Decoding(), {"calls": 6}, length=48) == Decoding(block_size=48, calls=6)
+    assert base.generate("x" * 120, threshold=0.0).tokens.shape == (1, 8)  # what the prompt leaves of 128
     assert base.generate("x", length=8, threshold=0.0).cost == Cost(demasker_calls=1)  # all tokens at once
 
 
@@ -146,7 +147,7 @@ def test_a_caller_watches_the_answer_without_its_prompt(base):
         (0, {}, "at least one text"),
         ([[384]], {}, "token 384, outside a vocabulary of 384"),
         ([[MASK]], {}, "contains the mask token"),
-        ("x" * 100, {}, "100 tokens and an answer of 64 are more than the 128 that this model takes"),
+        ("x" * 100, {"length": 64}, "100 tokens and an answer of 64 are more than the 128 that this model takes"),
         ("x", {"block_size": 24}, "block_size 24 does not divide length 64"),
         ("x", {"prior_steps": 3}, "no decoding option 'prior_steps'"),
         (2, {"guidance": 2.0}, "strengthens the prompt, and there is none"),

@@ -128,6 +128,7 @@ class Base:
     ) -> Generation:
         """Return an answer of at most `length` tokens to each prompt; a number asks for that many free texts.
 
+        The default length is that of the settings, or what the longest prompt leaves.
         A prompt is a text or its token ids; with `chat`, the message of a user or a list of messages. Answers do
         not repeat the prompt. `on_call` is called after every call of the network with a `Snapshot` of the batch.
         """
@@ -217,23 +218,25 @@ class Base:
         decoding: Decoding | None,
         knobs: dict[str, Any],
     ) -> Request:
-        length = self.settings.length if length is None else length
-        decoding = answer_decoding(decoding or self.settings.decoding, knobs, length=length)
         given = _as_list(prompts)
         if not given:
             raise ValueError("at least one text is generated, not 0")
         if chat and not all(given):
             raise ValueError("chat answers a prompt, and there is none")
-        request = Request([self.prompt_tokens(prompt, chat=chat) for prompt in given], length, decoding)
-        longest = max(map(len, request.prompts))
-        if longest + length > self.settings.max_length:
+        tokens = [self.prompt_tokens(prompt, chat=chat) for prompt in given]
+        longest = max(map(len, tokens))
+        room = self.settings.max_length - longest
+        if length is None:
+            length = max(1, min(self.settings.length, room))
+        if length > room:
             raise ValueError(
                 f"a prompt of {longest} tokens and an answer of {length} are more than the "
                 f"{self.settings.max_length} that this model takes: shorten the prompt or the length"
             )
+        decoding = answer_decoding(decoding or self.settings.decoding, knobs, length=length)
         if decoding.guidance != 1 and not all(len(prompt) for prompt in given):
             raise ValueError(f"guidance {decoding.guidance} strengthens the prompt, and there is none")
-        return request
+        return Request(tokens, length, decoding)
 
     def prompt_tokens(self, prompt: Prompt, *, chat: bool = False) -> list[int]:
         """Return the tokens of a prompt; token ids are taken as they are.
