@@ -130,7 +130,7 @@ class Activations:
     logits: float = 0.0
 
     def bytes(self, *, recomputed: bool) -> float:
-        block = self.width * _BYTES_PER_ACTIVATION
+        block: float = self.width * _BYTES_PER_ACTIVATION
         if self.mlp_width is not None:
             block = self.width * _BYTES_WITHOUT_MLP + 6 * self.mlp_width
         per_position = self.num_layers * block
