@@ -130,6 +130,7 @@ def right_calls(world: World, sandbox: Path) -> dict[str, dict[str, Any]]:
         "corpus unpack": {"pieces": world.pieces, "out": out},
         "judges install": {"names": ["smollm2-135m"], "out": out},
         "judges list": {},
+        "judges check": {"name": world.judge, "count": 1, "device": "cpu"},
     }  # fmt: skip
 
 

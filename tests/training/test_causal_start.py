@@ -22,6 +22,7 @@ from crocodil.training.adapting import check_encoder_fits_base
 from crocodil.training.estimate import estimates
 from crocodil.training.loop import initial_state, take_step
 from crocodil.training.pruning import causal_loss, choose_layers, greedy_layers, spaced_layers
+from crocodil.training.record import write_or_check_record
 from crocodil.training.run import run_stage
 from crocodil.training.run_config import CausalStart, read_causal_start
 from crocodil.training.stage_setup import Workspace, base_stage
@@ -122,6 +123,14 @@ def test_a_shape_that_is_not_the_causal_model_s_is_refused(corpus, folder, tmp_p
     wrong = replace(run, causal=replace(run.causal, shifted=True))
     with pytest.raises(ValueError, match=r"is not the shape of .* not with --set"):
         run_stage("base", wrong, workspace(corpus, tmp_path))
+
+
+def test_a_stage_of_an_older_version_resumes_if_newer_fields_are_off(tmp_path):
+    write_or_check_record(tmp_path, {"base_loop.seed": 0}, {}, started=False)
+    off = {"base_loop.seed": 0, "causal": None, "demasker.backbone.shifted": False}
+    write_or_check_record(tmp_path, off, {}, started=True)
+    with pytest.raises(ValueError, match=r'shifted="unset", not true'):
+        write_or_check_record(tmp_path, off | {"demasker.backbone.shifted": True}, {}, started=True)
 
 
 # ---------------------------------------------------------------- alignment

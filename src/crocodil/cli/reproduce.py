@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 Data = Annotated[Path | None, typer.Option(help="The corpus; its held-out programs are the real text.")]
 JudgeName = Annotated[str, typer.Option(help="The causal language model for Gen-PPL and MAUVE.")]
 Results = Annotated[Path, typer.Option(help="The folder for rows, figures and the report.")]
-JUDGE = "smollm2-135m"
 RESULTS = Path("results")
 
 
@@ -47,7 +46,7 @@ def evaluate(
         int, options.number(config.Length, "With --samples: length of the real programs in tokens.")
     ] = 256,
     data: Data = None,
-    judge: JudgeName = JUDGE,
+    judge: JudgeName = options.DEFAULT_JUDGE,
     split: Annotated[
         str, options.one_of(options.Split, "valid to choose settings, test to report results.")
     ] = "valid",
@@ -111,8 +110,8 @@ def reproduce(
         typer.Option(metavar="DIR", help="For each model, a base (LLaDA) that was trained separately."),
     ] = None,
     data: Data = None,
-    judge: JudgeName = JUDGE,
-    embedder: Annotated[str | None, typer.Option(help="The text encoder for BERTScore.")] = None,
+    judge: JudgeName = options.DEFAULT_JUDGE,
+    embedder: Annotated[str | None, typer.Option(help="The model for BERTScore.")] = None,
     ablation_model: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME=DIR", help="A variant of the model, e.g. 'without register noise=DIR'."),
@@ -217,14 +216,16 @@ def _evaluator(
     corpus: "Corpus", judge: str, embedder: str | None, protocol: "Protocol", device: str | None
 ) -> "Evaluator":
     from crocodil.corpus.shards import TOKENIZER_FILE
-    from crocodil.judges import Evaluator, LanguageModel, TextEncoder
+    from crocodil.judges import Evaluator, JudgeLayer, LanguageModel, load_embedder
     from crocodil.runtime.devices import checked_device, default_device
     from crocodil.text.tokenizer import Tokenizer
 
     device = checked_device(device or default_device())
+    loaded = LanguageModel.load(judge, device=device)
     return Evaluator(
-        judge=LanguageModel.load(judge, device=device),
-        embedder=None if embedder is None else TextEncoder.load(embedder, device=device),
+        judge=loaded,
+        judge_layer=JudgeLayer.of(loaded),
+        embedder=None if embedder is None else load_embedder(embedder, device=device),
         tokenizer=Tokenizer.load(corpus.directory / TOKENIZER_FILE),
         mauve_seeds=protocol.mauve_seeds,
         mauve_buckets=protocol.mauve_buckets,
