@@ -8,17 +8,19 @@ import pytest
 import torch
 from huggingface_hub import constants
 from huggingface_hub.repocard import ModelCard
+from tiny_causal import save_causal
 from tiny_hub import Repository, running_hub
 from typer.testing import CliRunner
 
 from crocodil import Crocodil, load_llada
 from crocodil.checkpoints import hub
 from crocodil.checkpoints.bases import base_config, load_base
+from crocodil.checkpoints.causal import load_causal, read_causal_config
 from crocodil.checkpoints.checksums import verify
 from crocodil.checkpoints.hub import JSON_FILES, HubName, hub_name, local_folder, recorded_name, tokenizer_file
 from crocodil.cli import app
 from crocodil.pipeline.card import Card
-from crocodil.training.record import STAGE_FILE, write_or_check_record
+from crocodil.training.record import STAGE_FILE, checksum_of, write_or_check_record
 from crocodil.training.run_config import Pretrained
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -131,6 +133,7 @@ def test_offline_and_not_cached_is_one_line_before_torch_is_needed(cache):
         ["generate", "--model", "GSAI-ML/LLaDA-8B-Base"],
         ["verify", "GSAI-ML/LLaDA-8B-Base"],
         ["train", "base", "--preset", "paper", "--dry-run", "--llada", "GSAI-ML/LLaDA-8B-Base"],
+        ["train", "base", "--preset", "tiny", "--dry-run", "--causal", "GSAI-ML/LLaDA-8B-Base"],
     ):
         assert str(run(*asked).exception) == line
 
@@ -161,6 +164,15 @@ def test_a_run_records_the_name_and_the_commit_of_what_it_began_from(cache, fixt
     assert recorded_name(tmp_path) == str(tmp_path)
     write_or_check_record(tmp_path, Pretrained(llada=folder), {}, started=False)
     assert json.loads((tmp_path / STAGE_FILE).read_text())["settings"]["llada"] == recorded_name(folder)
+    weights = checksum_of(folder)
+    (folder / "README.md").write_text("fetched by another tool")
+    assert checksum_of(folder) == weights
+
+
+def test_a_causal_model_of_the_hub_has_the_shape_of_its_folder(cache, tmp_path):
+    save_causal(tmp_path / "llama")
+    folder = cached(cache, "us/llama", tmp_path / "llama")
+    assert read_causal_config("us/llama") == read_causal_config(folder) == load_causal("us/llama").config
 
 
 # ---------------------------------------------------------------- a hub that answers

@@ -75,11 +75,20 @@ def train(
     freeze_embeddings: options.FreezeEmbeddings = False,
     align: options.Align = 0.0,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print parameters, steps and memory of all stages, and exit.")
+        bool, typer.Option("--dry-run", help="Print parameters, steps, memory and hours of all stages, and exit.")
     ] = False,
     gpus: Annotated[
         int, typer.Option(min=1, max=100_000, help="With --dry-run: the number of devices that share the run.")
     ] = 1,
+    rate: Annotated[
+        float | None,
+        typer.Option(
+            metavar="TFLOPS",
+            min=1e-6,
+            max=1e6,
+            help="With --dry-run: what one device reaches in TFLOP/s; default: measured or assumed, as it says.",
+        ),
+    ] = None,
     device: options.Device = None,
 ) -> None:
     """Train one stage of a run. On several devices: torchrun -m crocodil.cli train ..."""
@@ -89,7 +98,7 @@ def train(
     )
     asked.check(stage, dry_run=dry_run)
     if dry_run:
-        _show_estimates(stage, preset, data, folders, asked, changes or (), gpus)
+        _show_estimates(stage, preset, data, folders, asked, changes or (), gpus, rate)
         return
     if data is None or out is None:
         raise ValueError("--data (the corpus) and --out (the run) are required")
@@ -100,8 +109,8 @@ def train(
     for model in (llada, qwen, causal):  # the options and the corpus are right: fetch weights from the hub
         _folder(model, MODEL_FILES)
 
+    from crocodil.presets.runs import FROM_CAUSAL, with_changes
     from crocodil.presets.runs import preset as preset_of
-    from crocodil.presets.runs import with_changes
     from crocodil.runtime.devices import checked_device, default_device
     from crocodil.runtime.distributed import process_group
     from crocodil.training.run import run_stage
@@ -114,6 +123,8 @@ def train(
         workspace = Workspace(corpus, out, source or out, ranks)
         run = _with_causal_start(run, asked, stage, workspace, resume=resume)
         run = with_changes(run, changes or ())
+        if preset in FROM_CAUSAL and stage == "base" and run.causal is None:
+            raise ValueError(f"preset {preset} begins as a causal model: give the folder of one with --causal")
         finished = run_stage(stage, run, workspace, resume=resume, max_minutes=max_minutes)
         if ranks.is_main:
             typer.echo(f"{out / stage}: " + ("finished" if finished else "stopped; continue with --resume"))
@@ -190,15 +201,13 @@ def _show_estimates(
     asked: _Causal,
     changes: Collection[str],
     num_devices: int,
+    tflops: float | None,
 ) -> None:
     """Print what each stage of the run needs. Without a corpus, its size is assumed."""
-    from rich.console import Console
-
     from crocodil.checkpoints.causal import read_causal_config
     from crocodil.corpus.shards import Corpus
     from crocodil.presets.runs import assumed_corpus, with_changes
     from crocodil.presets.runs import preset as preset_of
-    from crocodil.training.estimate import estimates
     from crocodil.training.pruning import spaced_layers
     from crocodil.training.run import STAGES
     from crocodil.training.run_config import Pretrained
@@ -213,20 +222,40 @@ def _show_estimates(
         layers = asked.layers if asked.keep_layers is None else spaced_layers(num_layers, asked.keep_layers)
         run = asked.begin(run, layers)
     run = with_changes(run, changes)
-    heads = ("stage", "trained, M", "frozen, M", "steps", "batch", "positions, M", "GB per device")
-    rows = [
-        (
+    _print_estimates(run, preset, num_devices, tflops)
+    if assumed:
+        typer.echo(f"No --data is given, so this is assumed: {assumed}.")
+
+
+def _print_estimates(run: "Run", preset: str, num_devices: int, tflops: float | None) -> None:
+    from rich.console import Console
+
+    from crocodil.presets.rates import Rate, hours, rate_of
+    from crocodil.training.estimate import estimates
+
+    given = None if tflops is None else Rate(tflops, f"estimated: {tflops:g} TFLOP/s (--rate)")
+    heads = ("stage", "trained, M", "frozen, M", "steps", "batch", "positions, M", "GB per device", "hours")
+    rows, stages_by_source = [], dict[str, list[str]]()
+    for estimate in estimates(run, num_devices=num_devices):
+        rate = given or rate_of(preset, estimate.stage)
+        stages_by_source.setdefault(rate.source, []).append(estimate.stage)
+        row = (
             estimate.stage,
             *(f"{count / 1e6:,.1f}" for count in (estimate.trained, estimate.frozen)),
             *(f"{count:,}" for count in (estimate.steps, estimate.batch)),
             f"{estimate.tokens / 1e6:,.1f}",
             f"{estimate.gigabytes:.1f}",
+            _shown(hours(estimate.flops, rate, num_devices=num_devices)),
         )
-        for estimate in estimates(run, num_devices=num_devices)
-    ]
-    Console(width=max(Console().width, 100)).print(table([("What the run needs",), heads, *rows]))
-    if assumed:
-        typer.echo(f"No --data is given, so this is assumed: {assumed}.")
+        rows.append(row)
+    Console(width=max(Console().width, 110)).print(table([("What the run needs",), heads, *rows]))
+    typer.echo("GB per device: estimated. Hours: operations / the rate of a device, which is")
+    for source, stages in stages_by_source.items():
+        typer.echo(f"- {source} ({', '.join(stages)})")
+
+
+def _shown(hours: float) -> str:
+    return f"{hours:,.2f}" if hours >= 0.01 else "< 0.01"
 
 
 @runs.command()

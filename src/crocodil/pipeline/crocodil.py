@@ -5,11 +5,11 @@ Every sample has its own random streams: sample 7 of a seed is the same in a bat
 
 import dataclasses
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 
@@ -41,14 +41,14 @@ from crocodil.pipeline.folder import (
     write_folder,
 )
 from crocodil.pipeline.pricing import Pricing, mean_price
-from crocodil.pipeline.results import Generation, Registers, Snapshot
+from crocodil.pipeline.results import Generation, OnSnapshot, Registers, snapshots
 from crocodil.pipeline.settings import BUILTIN, Method, Settings
 from crocodil.processes.gaussian import OnStep
 from crocodil.processes.registers import interpolate
 from crocodil.runtime.devices import checked_device, default_device, default_dtype
 from crocodil.runtime.progress import progress
 from crocodil.sampling import algorithms
-from crocodil.sampling.configs import Decoding, Drawing, with_knobs
+from crocodil.sampling.configs import Decoding, Drawing, with_decoding_knobs, with_knobs
 from crocodil.sampling.cost import NO_COST, Cost
 from crocodil.sampling.decode import Engine, decode, settle
 from crocodil.sampling.guidance import Demask, Guided, Unguided
@@ -60,7 +60,6 @@ from crocodil.text.retokenizer import Retokenizer
 from crocodil.text.tokenizer import Tokenizer
 
 GREEDY = Decoding()
-OnSnapshot: TypeAlias = Callable[[Snapshot], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,7 +208,7 @@ class Crocodil:
         `length` is that of the canvas; it is needed for a bare tensor only.
         """
         registers = self._checked_registers(registers, length)
-        decoding = _only_decoding(decoding, knobs)
+        decoding = with_decoding_knobs(decoding, knobs)
         bank, demask = registers.bank.to(self.device), Guided(self.demasker)
 
         def sample(numbers: range, canvas: Canvas, streams: Streams, watch: Watch) -> Samples:
@@ -260,7 +259,7 @@ class Crocodil:
     ) -> Generation:
         """Algorithm 6: encode texts and decode their first `num_registers` registers, by default all."""
         tokens = self.tokens_of(texts, cut=cut)
-        decoding = _only_decoding(decoding, knobs)
+        decoding = with_decoding_knobs(decoding, knobs)
 
         def sample(numbers: range, canvas: Canvas, streams: Streams, watch: Watch) -> Samples:
             return algorithms.autoencode(
@@ -519,7 +518,8 @@ class Crocodil:
         return engine_for(self.device, compiled=self.compiled)
 
     def affordable_batch(self, length: int) -> int:
-        return affordable_batch(self.demasker.config, length, self.device)
+        config = self.demasker.config
+        return affordable_batch(config.backbone, length, self.device, prefix=config.num_registers + 2)
 
     def _job(
         self,
@@ -556,14 +556,8 @@ class Crocodil:
         show_progress: bool,
     ) -> Iterator[tuple[Samples, float]]:
         size = batch_size or self.affordable_batch(job.canvas.length)
-        if on_call is None:
-            return job.batches(size, show_progress=show_progress)
-        num_calls = decoding.plan(job.canvas.length).num_calls
-
-        def take_snapshot(tokens: TokenIds, call: int, cost: Cost) -> None:
-            on_call(Snapshot(tokens, call, num_calls, cost, self.tokenizer))
-
-        return job.batches(size, show_progress=False, watch=Watch(take_snapshot, lambda *_: None))
+        watch = snapshots(on_call, decoding.plan(job.canvas.length).num_calls, self.tokenizer)
+        return job.batches(size, show_progress=show_progress, watch=watch)
 
     def _generation(self, samples: Samples, seconds: float, job: Job) -> Generation:
         length = job.canvas.length
@@ -594,9 +588,3 @@ class Crocodil:
         """Return the cost in calls of the base over the text alone; `num_registers` is None without guidance."""
         has_no_prefix = num_registers is None and self.base is not None  # else there is one, possibly empty
         return self.pricing.flop_nfe(cost, length=length, prefix=None if has_no_prefix else num_registers or 0)
-
-
-def _only_decoding(decoding: Decoding, knobs: dict[str, Any]) -> Decoding:
-    if unknown := sorted(set(knobs) - {field.name for field in dataclasses.fields(decoding)}):
-        raise ValueError(f"no decoding option {unknown[0]!r}")
-    return dataclasses.replace(decoding, **knobs)
