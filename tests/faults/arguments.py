@@ -95,7 +95,7 @@ def _without_none(kind: Any) -> Any:
 
 
 def right_calls(world: World, sandbox: Path) -> dict[str, dict[str, Any]]:
-    """Return a quick call of every command, by parameter; all succeed, except those that need a registry or the hub."""
+    """Return a quick call of every command, by parameter; all succeed, except those that need the network."""
     out = sandbox / "out"
     on_model = {"model": world.model, "device": "cpu", "calls": 1}
     training = {
