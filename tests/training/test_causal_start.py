@@ -52,7 +52,8 @@ STEPS = 2
 def short(corpus, folder, *, preset=tiny, **fields):
     """A run of few steps that begins as a causal model."""
     run = begin_as_causal(preset(corpus), CausalStart(directory=folder, **fields))
-    return replace(run, base_loop=replace(run.base_loop, num_steps=STEPS, batch_size=4), lengths=(32,))
+    loop = replace(run.base_loop, num_steps=STEPS, batch_size=4, num_accumulated=1)
+    return replace(run, base_loop=loop, lengths=(32,))
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +119,7 @@ def test_a_corpus_in_another_vocabulary_is_refused(corpus, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_a_shape_that_is_not_the_causal_model_s_is_refused(corpus, folder, tmp_path):
+def test_a_shape_other_than_that_of_the_causal_model_is_refused(corpus, folder, tmp_path):
     run = short(corpus, folder)
     wrong = replace(run, causal=replace(run.causal, shifted=True))
     with pytest.raises(ValueError, match=r"is not the shape of .* not with --set"):
@@ -152,7 +153,7 @@ def test_alignment_moves_states_towards_those_of_the_causal_model(corpus, folder
     assert stage.loss(0, range(4))["alignment_loss"] < first["alignment_loss"]
 
 
-def test_equal_states_have_no_alignment_loss_and_opposite_ones_twice_the_largest_cosine(folder):
+def test_equal_states_have_no_alignment_loss_and_opposite_ones_have_two(folder):
     model = load_causal(folder)
     tokens = torch.arange(4, 36).view(2, 16)
     states = causal_states(model, tokens, (0, 1, 3))

@@ -81,7 +81,8 @@ def convert(file: Path, directory: Path, *, start: str) -> None:
     if stored.architecture not in _CLASSES:
         raise ValueError(f"{file} holds a {stored.architecture}, not a Llama or a Qwen2")
     tokenizer = tokenizer_of(stored)
-    start_id, end_id = map(tokenizer.token_to_id, (start, _END))
+    start_id, end_id = tokenizer.token_to_id(start), tokenizer.token_to_id(_END)
+    assert start_id is not None, f"{file} has no token {start}"
     config = config_of(stored, start_id=start_id, end_id=start_id if end_id is None else end_id)
     (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     save_file(weights_of(stored), directory / "model.safetensors", metadata={"format": "pt"})
