@@ -16,7 +16,7 @@ docs: .venv/docs-ready  ## the documentation site in site/; a broken link or a m
 	@echo "open site/index.html"
 
 .venv/docs-ready: .venv/ready
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	$(PIP) --editable '.[docs]'
 	touch $@
 
 SEED ?= 0
@@ -48,10 +48,14 @@ unit-others: venv
 
 venv: .venv/ready  ## .venv with the pinned versions and this package, editable
 
+# Python compiles what it imports and keeps it; compiling all that is installed would double the time.
+unexport PYTHONDONTWRITEBYTECODE
+PIP := $(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt
+
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(PIP) torch
+	$(PIP) --editable '.[dev]'
 	touch $@
 
 clean:

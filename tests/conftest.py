@@ -18,6 +18,14 @@ def fixtures() -> Path:
 
 
 @pytest.fixture(scope="session")
+def llada_folder(fixtures, tmp_path_factory) -> Path:
+    """A tiny LLaDA in its public format, with a tokenizer and a chat template."""
+    from tiny_tokenizer import with_tokenizer
+
+    return with_tokenizer(fixtures / "llada-tiny", tmp_path_factory.mktemp("llada") / "LLaDA-tiny-Instruct")
+
+
+@pytest.fixture(scope="session")
 def corpus(tmp_path_factory):
     """A small corpus of programs that are much alike: quickly learned."""
     from wheels import program

@@ -375,7 +375,7 @@ def things(corpus, trained, tmp_path_factory):
     from tiny_causal import save_causal
     from tiny_judges import save_encoder, save_language_model
 
-    from crocodil.judges import folders
+    from crocodil.judges import DEFAULT_ENCODER, DEFAULT_JUDGE, SECOND_JUDGE, folders
     from crocodil.pipeline import Crocodil
 
     folder = tmp_path_factory.mktemp("things")
@@ -383,7 +383,8 @@ def things(corpus, trained, tmp_path_factory):
     model = Crocodil.from_pretrained(folder / "slow", device="cpu")
     drawing = replace(model.settings.drawing, prior_steps=4, refresh_steps=2)
     replace(model, settings=replace(model.settings, drawing=drawing)).save_pretrained(folder / "model")
-    for name, save in ((folders.DEFAULT_JUDGE, save_language_model), (folders.DEFAULT_ENCODER, save_encoder)):
+    judges = {DEFAULT_JUDGE: save_language_model, SECOND_JUDGE: save_language_model, DEFAULT_ENCODER: save_encoder}
+    for name, save in judges.items():
         judge = save(folder / "judges" / name)
         folders._write_checksums(judge)  # so that it counts as installed
     save_causal(folder / "causal")

@@ -11,9 +11,11 @@ import torch
 from tiny import CONDITIONAL, MASK
 from tiny_judges import PROGRAMS, save_language_model
 
+from crocodil import Base
 from crocodil.checkpoints.llada import load_llada
 from crocodil.judges import LanguageModel
 from crocodil.processes.reveal import AboveThreshold, AtRandom, MostConfident, Remask, RemaskByConfidence
+from crocodil.runtime import graphs
 from crocodil.runtime.graphs import Recorder
 from crocodil.sampling.algorithms import con_then_disc, con_within_disc, draw_registers
 from crocodil.sampling.configs import Decoding, Drawing
@@ -119,6 +121,19 @@ def test_a_compiled_call_reveals_the_same():
 
 def test_weights_load_straight_onto_the_device(fixtures):
     assert {str(p.device) for p in load_llada(fixtures / "llada-tiny", device="cuda").parameters()} == {"cuda:0"}
+
+
+def test_a_base_answers_prompts_of_several_lengths_the_same_on_both_devices(llada_folder, monkeypatch):
+    monkeypatch.setattr(graphs, "MOST_RECORDINGS", 3)  # recordings are forgotten on the way
+    here, there = (
+        Base.from_pretrained(llada_folder, device=device, dtype=torch.float32) for device in ("cpu", "cuda")
+    )
+    for knobs in ({"calls": 4}, {"threshold": 0.05, "block_size": 8}, {"calls": 4, "guidance": 2.0}):
+        ours, theirs = (
+            base.generate(["one", "a longer one", "two"], length=16, **knobs) for base in (here, there)
+        )
+        assert torch.equal(ours.tokens, theirs.tokens.cpu())
+        assert (ours.texts, ours.costs) == (theirs.texts, theirs.costs)
 
 
 def test_a_judge_says_in_bfloat16_what_it_says_in_float32(tmp_path):

@@ -1,4 +1,5 @@
 import importlib.util
+import json
 import math
 import os
 import shutil
@@ -17,16 +18,20 @@ from crocodil.judges import (
     Embedder,
     Evaluator,
     Judge,
+    JudgeLayer,
     LanguageModel,
     TextEncoder,
     TextScore,
     bert_scores,
     bits_per_byte,
+    check_unrelated,
     cut_to_length,
     gen_ppl,
+    load_embedder,
     perplexity,
 )
 from crocodil.judges.folders import install
+from crocodil.judges.known_inputs import RANKED, REPEATED, Judged, check_order, judge_known_inputs, known_inputs
 from crocodil.judges.language_model import windows_of
 from crocodil.metrics import mauve_by_seed
 from crocodil.text.tokenizer import Tokenizer
@@ -186,6 +191,7 @@ def test_the_classes_of_judges_are_what_the_evaluator_expects(judge, encoder, tm
     assert isinstance(judge, Judge)
     assert isinstance(CachedJudge(judge, tmp_path), Judge)
     assert isinstance(encoder, Embedder)
+    assert isinstance(JudgeLayer.of(judge), Embedder)
 
 
 @needs_faiss
@@ -247,7 +253,7 @@ def test_an_encoder_ignores_the_truncation_in_its_tokenizers_file(encoder):
     assert torch.allclose(texts.vectors[0, : lengths[0]], alone.vectors[0], atol=1e-4)
 
 
-def test_bert_scores_are_in_the_order_of_the_texts(encoder, evaluator, monkeypatch):
+def test_bert_scores_are_in_the_order_of_the_texts(encoder, judge, evaluator, monkeypatch):
     monkeypatch.setattr("crocodil.judges.evaluator.PAIRS_PER_BATCH", 4)
     references = [*PROGRAMS[:5], PROGRAMS[0] * 3]
     texts = [PROGRAMS[0], *PROGRAMS[6:10], "completely different"]
@@ -256,8 +262,10 @@ def test_bert_scores_are_in_the_order_of_the_texts(encoder, evaluator, monkeypat
     for pair in range(6):
         alone = bert_scores(encoder, references[pair : pair + 1], texts[pair : pair + 1])
         assert [values[pair].item() for values in scores] == pytest.approx([v.item() for v in alone], abs=1e-4)
-    assert evaluator.bert_score(references, texts) == scores.f1.mean().item()
-    assert replace(evaluator, embedder=None).bert_score(references, texts) is None
+    found = replace(evaluator, judge_layer=JudgeLayer.of(judge)).bert_score_row(references, texts)
+    by_judge = bert_scores(JudgeLayer.of(judge), references, texts).f1.mean().item()
+    assert found == {"bert_score": scores.f1.mean().item(), "bert_score_judge": by_judge}
+    assert set(replace(evaluator, embedder=None).bert_score_row(references, texts).values()) == {None}
 
 
 def test_a_layer_can_be_chosen(encoder, tmp_path):
@@ -266,6 +274,69 @@ def test_a_layer_can_be_chosen(encoder, tmp_path):
     assert not torch.allclose(first.embed(["x"]).vectors, encoder.embed(["x"]).vectors)
     with pytest.raises(ValueError, match=r"has layers 0 \(its embeddings\) to 2, not 3"):
         TextEncoder.load(tmp_path, layer=3)
+
+
+def test_a_layer_of_the_judge_embeds_every_token_but_the_start(judge):
+    layer = JudgeLayer.of(judge)
+    assert (layer.layer, layer.name) == (1, f"{judge.name}, layer 1")  # of two
+    texts = layer.embed([PROGRAMS[0], "", PROGRAMS[0] * 9])
+    assert texts.counted.sum(dim=1).tolist() == [len(judge.tokens([PROGRAMS[0]])[0]), 0, judge.context - 1]
+    assert torch.equal(texts.present.sum(dim=1) - 1, texts.counted.sum(dim=1))
+    first = JudgeLayer.of(judge, layer=0).embed([PROGRAMS[0]])
+    (tokens,) = judge.tokens([PROGRAMS[0]])
+    assert torch.equal(first.vectors[0], judge.network.model.embed_tokens(torch.tensor([0, *tokens])))
+    assert torch.allclose(layer.embed([PROGRAMS[0]]).vectors[0], texts.vectors[0, : len(tokens) + 1], atol=1e-4)
+    with pytest.raises(ValueError, match=r"has layers 0 \(its embeddings\) to 2, not 3"):
+        JudgeLayer.of(judge, layer=3)
+    with pytest.raises(ValueError, match="no texts"):
+        layer.embed([])
+
+
+def test_config_json_says_whether_an_embedder_is_causal(folder, tmp_path):
+    assert isinstance(load_embedder(folder), JudgeLayer)
+    assert isinstance(load_embedder(save_encoder(tmp_path)), TextEncoder)
+    with pytest.raises(ValueError, match="the folder does not exist"):
+        load_embedder(tmp_path / "nowhere")
+
+
+# ---------------------------------------------------------------- lineage and known inputs
+
+
+def test_a_judge_that_shares_weights_with_the_model_is_refused(judge, encoder, evaluator, folder, tmp_path):
+    (family,) = judge.families
+    assert family == f"llama-2x32-{judge.network.config.vocab_size}"
+    refused = rf"^{judge.name}.* may not judge this model: the weights of both come from {family}; .*$"
+    for one in (judge, CachedJudge(judge, tmp_path), JudgeLayer.of(judge)):
+        with pytest.raises(ValueError, match=refused):
+            check_unrelated(one, {family})
+    with pytest.raises(ValueError, match=refused):
+        evaluator.check_unrelated({family})
+    evaluator.check_unrelated(["llama-30x576-49152"])
+    with pytest.raises(ValueError, match="may not judge"):
+        evaluator.check_unrelated(encoder.families)
+    child = shutil.copytree(folder, tmp_path / "child")  # a folder that was made from another one names its parent
+    config = json.loads((child / "config.json").read_text()) | {"crocodil_parents": ["llama-30x576-49152"]}
+    (child / "config.json").write_text(json.dumps(config))
+    assert LanguageModel.load(child).families == ("llama-30x576-49152",)
+
+
+def test_known_inputs_keep_what_their_kind_says(judge):
+    inputs = known_inputs(judge, PROGRAMS[:2])
+    assert list(inputs) == [*RANKED, REPEATED]
+    assert sorted(inputs["lines shuffled"][0].splitlines()) == sorted(PROGRAMS[0].splitlines())
+    assert sorted(inputs["tokens shuffled"][1]) == sorted(PROGRAMS[1])
+    assert len(inputs["random characters"][0]) == len(PROGRAMS[0])
+    rows = judge_known_inputs(judge, PROGRAMS[:2])
+    assert rows["real"].bits_per_byte == bits_per_byte(judge.scores(PROGRAMS[:2]))
+
+
+def test_a_judge_that_ranks_known_inputs_otherwise_is_refused():
+    rows = {kind: Judged(10.0, bits, 3.0) for bits, kind in enumerate(RANKED)} | {REPEATED: Judged(1.5, 0.1, 1.0)}
+    check_order("good", rows)
+    with pytest.raises(ValueError, match=r"bad is no judge of programs: .* for 'tokens shuffled'"):
+        check_order("bad", rows | {"tokens shuffled": Judged(10.0, 0.5, 3.0)})
+    with pytest.raises(ValueError, match="do not expose repetition"):
+        check_order("bad", rows | {REPEATED: Judged(1.5, 0.1, 3.0)})
 
 
 # ---------------------------------------------------------------- the cache
@@ -390,6 +461,6 @@ def test_the_command_lists_judges_and_refuses_unknown_ones(monkeypatch, tmp_path
     assert DEFAULT_JUDGE in listed.output
     refused = CliRunner().invoke(app, ["judges", "install", "nonsense"])
     assert refused.exit_code == 2
-    with pytest.raises(ValueError, match="no judge 'nonsense' in the registry: choose smollm2-135m or"):
+    with pytest.raises(ValueError, match=r"no judge 'nonsense' in the registry: choose qwen2.5-coder-0.5b or"):
         install(["nonsense"])
     assert os.listdir(tmp_path) == []

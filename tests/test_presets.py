@@ -1,6 +1,7 @@
 """The shapes and numbers of the paper and of the built-in model, and the fields that ablations change."""
 
 from dataclasses import asdict, replace
+from functools import cache
 
 import pytest
 import torch
@@ -11,9 +12,22 @@ from crocodil.models.register_denoiser import RegisterDenoiser
 from crocodil.models.register_encoder import RegisterEncoder
 from crocodil.objectives import sample_visible_registers
 from crocodil.presets import models
-from crocodil.presets.runs import ABLATIONS, paper, paper_one_gpu, paper_plus, preset, small, tiny
+from crocodil.presets.rates import MEASURED, hours, rate_of
+from crocodil.presets.runs import (
+    ABLATIONS,
+    assumed_corpus,
+    laptop,
+    medium,
+    paper,
+    paper_one_gpu,
+    paper_plus,
+    preset,
+    small,
+    tiny,
+)
 from crocodil.seeding import Streams, generator_for
-from crocodil.training.adapting import init_from_base
+from crocodil.training.adapting import check_encoder_fits_base, init_from_base
+from crocodil.training.estimate import estimates, step_flops
 from crocodil.training.run_config import Pretrained
 
 MIB = 1 << 20
@@ -65,6 +79,62 @@ def test_the_encoder_of_small_can_be_initialised_from_its_base(corpus):
             torch.nn.init.constant_(parameter, value)
     init_from_base(encoder, base, generator_for("registers"))
     assert encoder.backbone.layers[-1].mlp.down_proj.weight.eq(1).all()
+
+
+# ---------------------------------------------------------------- between toy and 8B
+
+
+def of(name):
+    return preset(name, assumed_corpus(name)[0], Pretrained())
+
+
+@cache
+def needed(name):
+    return {part.stage: part for part in estimates(of(name))}
+
+
+@pytest.mark.parametrize(
+    ("shape", "num_parameters", "num_added_rows"),
+    [(models.smollm2_135m(), 134_515_008, 64), (models.qwen25_coder_05b(), 494_032_768, 0)],
+)
+def test_the_shapes_of_causal_models_have_their_numbers_of_parameters(shape, num_parameters, num_added_rows):
+    with torch.device("meta"):
+        assert count(LLaDA(shape)) == num_parameters + num_added_rows * shape.width
+
+
+@pytest.mark.parametrize(("name", "gigabytes"), [("laptop", 2), ("small", 8), ("medium", 24)])
+def test_every_stage_of_a_preset_fits_its_device(name, gigabytes):
+    assert max(part.gigabytes for part in needed(name).values()) < 0.9 * gigabytes
+
+
+def test_laptop_takes_a_night_and_medium_a_day():
+    def total(name):
+        stages = ("base", "guided", "conditional")  # one denoiser is both priors
+        return sum(hours(needed(name)[stage].flops, rate_of(name, stage)) for stage in stages)
+
+    assert 8 < total("laptop") < 10
+    assert 12 < total("medium") < 16
+
+
+def test_micro_batches_of_small_leave_its_batches_and_steps():
+    loop = small(assumed_corpus("small")[0]).guided_loop
+    assert (loop.batch_size, loop.num_steps, loop.recompute_blocks) == (256, 6000, False)
+
+
+def test_measured_hours_are_steps_times_measured_seconds():
+    for (name, stage), step in MEASURED.items():
+        run = of(name)
+        steps = getattr(run, f"{stage}_loop").num_steps
+        flops = steps * step_flops(run)[stage]
+        assert hours(flops, rate_of(name, stage)) == pytest.approx(steps * step.seconds / 3600)
+
+
+def test_the_encoder_of_medium_can_be_initialised_from_its_base():
+    run = of("medium")
+    assert run.encoder_begins_as_base
+    assert run.demasker.backbone == models.qwen25_coder_05b()
+    check_encoder_fits_base(run.encoder, run.demasker.backbone)
+    assert run.encoder.without_qk_norm  # so its blocks compute what the base's do
 
 
 # ---------------------------------------------------------------- the paper's run, and our additions
@@ -126,9 +196,17 @@ def test_preset_paper_one_gpu_has_the_papers_objectives(corpus):
 
 PRESETS = {
     "tiny": tiny,
+    "laptop": laptop,
     "small": small,
+    "medium": medium,
     "paper": lambda corpus: paper(corpus, Pretrained()),
     "paper-plus": lambda corpus: paper_plus(corpus, Pretrained()),
+}
+NETWORKS = {
+    "demasker": Demasker,
+    "encoder": RegisterEncoder,
+    "prior": RegisterDenoiser,
+    "conditional": RegisterDenoiser,
 }
 BEFORE_TEXT = {"demasker.across_text": False, "encoder.across_text": False}
 LITERAL = {**BEFORE_TEXT, "demasker.literal_positions": True}
@@ -167,14 +245,15 @@ def test_an_ablation_changes_only_its_fields_in_every_preset(corpus, name, kind)
     before, wanted = flat(asdict(run)), dict(NAMED[name])
     if name == "as printed":
         wanted |= {f"{prior}.num_registers": run.encoder.num_registers for prior in ("prior", "conditional")}
-        if kind == "tiny":
-            del wanted["encoder_warmup_steps"]  # it has only 120 steps
+        if kind in ("tiny", "laptop", "medium"):
+            del wanted["encoder_warmup_steps"]  # these have no more than 4,000 steps
     expected = {field: value for field, value in wanted.items() if before[field] != value}
     assert changes(run, other) == expected
     assert expected
-    with torch.device("meta"):  # its networks can be built
-        Demasker(other.demasker), RegisterEncoder(other.encoder)
-        RegisterDenoiser(other.prior), RegisterDenoiser(other.conditional)
+    with torch.device("meta"):  # networks that it changes can be built
+        for part, network in NETWORKS.items():
+            if getattr(other, part) != getattr(run, part):
+                network(getattr(other, part))
 
 
 def test_without_nested_dropout_all_registers_are_visible_in_every_preset(corpus):

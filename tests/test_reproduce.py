@@ -5,6 +5,7 @@ import math
 import shutil
 import sys
 from collections import Counter
+from copy import copy
 from dataclasses import asdict, replace
 
 import pytest
@@ -21,7 +22,7 @@ from crocodil.pipeline import Crocodil, Method, Settings
 from crocodil.presets.runs import tiny
 from crocodil.processes.plan import DecodePlan
 from crocodil.reproduce import figures, published
-from crocodil.reproduce.context import Context, with_base, with_steps
+from crocodil.reproduce.context import Context, lineage, with_base, with_steps
 from crocodil.reproduce.document import (
     Listing,
     Picture,
@@ -78,6 +79,7 @@ class ByteChain:
     """A small causal language model: a Markov chain over bytes, estimated from texts."""
 
     name = "byte chain"
+    families = ("chain-1x256-256",)
 
     def __init__(self, texts):
         self.counts = torch.ones(256, 256)
@@ -660,6 +662,9 @@ def test_published_numbers_stand_beside_ours_verbatim_and_odd_ones_are_marked():
     text = as_markdown("Title", [autoencoder.show([ours])], {})
     assert "| 12.0 ± 0.5 | 18.715 | 0.900 | 0.945 | 0.200 | 1.229 † |" in text
     assert "decision D13" in text
+    assert "by the judge" not in text  # older rows have no such column
+    text = as_markdown("Title", [autoencoder.show([ours | {"bert_score_judge": 0.8}])], {})
+    assert "| 0.900 | 0.945 | 0.800 | 0.200 |" in text
 
 
 def test_the_summary_holds_the_headline_numbers(results):
@@ -746,6 +751,19 @@ def test_two_sentences_have_four_samplers():
 
 
 # ---------------------------------------------------------------- the verbs
+
+
+def test_a_judge_of_the_models_lineage_is_refused_before_anything_is_computed(pipe, corpus, evaluator, tmp_path):
+    demasker = copy(pipe.demasker)
+    backbone = replace(demasker.config.backbone, parents=evaluator.judge.families)
+    demasker.config = replace(demasker.config, backbone=backbone)
+    child = replace(pipe, demasker=demasker)
+    for model, variants in ((child, {}), (pipe, {"child": child})):
+        with pytest.raises(ValueError, match=r"byte chain may not judge this model: .* come from chain-1x256-256"):
+            Context.for_model(
+                model, corpus=corpus, evaluator=evaluator, protocol=TINY, results=tmp_path, variants=variants
+            )
+    assert lineage(pipe) == set()
 
 
 def test_reproduce_continues_where_it_stopped_and_makes_the_same_report_from_the_files(

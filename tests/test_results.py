@@ -9,6 +9,7 @@ import torch
 
 from crocodil.metrics.text_statistics import parses_as_python
 from crocodil.pipeline import Crocodil, Method
+from crocodil.presets.rates import hours, rate_of
 from crocodil.presets.runs import assumed_corpus, preset, with_changes
 from crocodil.reproduce.context import parts, with_base
 from crocodil.reproduce.document import as_markdown
@@ -216,6 +217,9 @@ def test_the_pages_state_how_a_prefix_is_continued():
     assert f"{parsed} of these {len(texts)} parse" in prose(PAGE)
 
 
+WHOLE_BATCHES = ("base_loop.num_accumulated=1", "guided_loop.num_accumulated=1")
+
+
 def test_the_pages_state_memory_and_hours_that_follow_from_estimates_and_measured_rates():
     def of(name, *changes):
         return with_changes(preset(name, assumed_corpus(name)[0], Pretrained()), changes)
@@ -225,17 +229,29 @@ def test_the_pages_state_memory_and_hours_that_follow_from_estimates_and_measure
 
     small, one_gpu, paper = map(of, ("small", "paper-one-gpu", "paper"))
     readme, quickstart = README.read_text(), QUICKSTART.read_text()
-    memory = gigabytes(small)
-    assert f"| `small` | {memory['guided']} |" in readme
+    memory, whole = gigabytes(small), gigabytes(of("small", *WHOLE_BATCHES))
+    assert f"| `small` | {memory['guided']}, for a GPU of 8 GB |" in readme
+    assert f"in whole batches ({whole['guided']})" in readme
     assert f"| `paper-one-gpu` | {gigabytes(one_gpu)['guided']} |" in readme
     assert f"8 devices: {gigabytes(paper, 8)['guided']} each" in readme
-    assert f"{gigabytes(of('small', 'guided_loop.batch_size=32'))['guided']} at batch 32" in readme
+    assert f"{gigabytes(of('small', *WHOLE_BATCHES, 'guided_loop.batch_size=32'))['guided']} at batch 32" in readme
     tokens = small.guided_loop.num_steps * small.guided_loop.batch_size * sum(small.lengths) / len(small.lengths)
     minutes = [tokens / 1453e3 / 60, tokens / 780e3 / 60, small.conditional_loop.num_steps * 0.082 / 60]
-    assert f"about {sum(minutes):.0f} minutes on one H200" in readme
+    assert f"about {sum(minutes):.0f} minutes measured on one H200" in readme
     for stage, taken in zip(("base", "guided", "conditional"), minutes, strict=True):
-        line = rf"{stage} \| {re.escape(memory[stage])} \| [^|]+ \| {taken:.0f} minutes"
+        as_measured = "" if whole[stage] == memory[stage] else f"; {whole[stage]} as measured"
+        line = rf"{stage} \| {re.escape(memory[stage] + as_measured)} \| [^|]+ \| {taken:.0f} minutes"
         assert re.search(line, quickstart)
+    for name in ("laptop", "medium"):
+        parts = {part.stage: part for part in estimates(of(name)) if part.stage != "prior"}
+        taken = {stage: hours(part.flops, rate_of(name, stage)) for stage, part in parts.items()}
+        largest = max(part.gigabytes for part in parts.values())
+        assert re.search(
+            rf"`{name}` \| [^|]*{largest:.1f} GB[^|]* \| [^|]*{sum(taken.values()):.1f} hours", readme
+        )
+        for stage, part in parts.items():
+            line = rf"{stage} \| {part.gigabytes:.1f} GB \| [^|]+ \| {taken[stage]:.1f} hours, estimated"
+            assert re.search(line, quickstart)
     step_hours = one_gpu.guided_loop.batch_size * 512 / 8884 / 3600
     steps = one_gpu.guided_loop.num_steps
     assert f"{steps * step_hours:.0f} hours on one H200 for the paper's 3 epochs; " in readme

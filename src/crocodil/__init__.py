@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from crocodil.models.llada import LLaDA
     from crocodil.models.register_denoiser import RegisterDenoiser
     from crocodil.models.register_encoder import RegisterEncoder
-    from crocodil.pipeline import Crocodil, Generation, Given, Method, Registers, Settings, Snapshot
+    from crocodil.pipeline import Base, Crocodil, Generation, Given, Method, Registers, Settings, Snapshot
     from crocodil.processes.plan import DecodePlan
     from crocodil.sampling.configs import Decoding, Drawing
     from crocodil.sampling.cost import Cost
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from crocodil.seeding import Streams
 
 _HOMES = {
+    "Base": "pipeline",
     "Canvas": "sampling.state",
     "Cost": "sampling.cost",
     "Crocodil": "pipeline",
@@ -47,6 +48,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "Base",
     "Canvas",
     "Cost",
     "Crocodil",

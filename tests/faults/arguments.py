@@ -95,7 +95,7 @@ def _without_none(kind: Any) -> Any:
 
 
 def right_calls(world: World, sandbox: Path) -> dict[str, dict[str, Any]]:
-    """Return a quick call of every command, by parameter; all succeed, except those that need a registry."""
+    """Return a quick call of every command, by parameter; all succeed, except those that need the network."""
     out = sandbox / "out"
     on_model = {"model": world.model, "device": "cpu", "calls": 1}
     training = {
@@ -112,7 +112,9 @@ def right_calls(world: World, sandbox: Path) -> dict[str, dict[str, Any]]:
         "decode": {"file": world.registers, **on_model},
         "interpolate": {"first": world.text(0), "second": world.text(1), "steps": 2, **on_model},
         "verify": {"directory": world.model, "model": world.model},
+        "push": {"model": world.model, "repository": "owner/name"},
         "train": training,
+        "trim": {"model": world.causal, "data": world.files, "out": out, "size": 260},
         "runs show": {"directory": world.run},
         "runs list": {"directory": world.run.parent},
         "export": {"directory": world.run, "data": world.corpus, "out": out},
@@ -130,6 +132,7 @@ def right_calls(world: World, sandbox: Path) -> dict[str, dict[str, Any]]:
         "corpus unpack": {"pieces": world.pieces, "out": out},
         "judges install": {"names": ["smollm2-135m"], "out": out},
         "judges list": {},
+        "judges check": {"name": world.judge, "count": 1, "device": "cpu"},
     }  # fmt: skip
 
 

@@ -52,6 +52,11 @@ class World:
         return self.root / "judge"
 
     @property
+    def causal(self) -> Path:
+        """A causal language model, which can be trimmed."""
+        return self.root / "causal"
+
+    @property
     def results(self) -> Path:
         return self.root / "results"
 
@@ -115,7 +120,7 @@ def prepare_process() -> None:
         "reproduce.evaluation",
     ):  # fmt: skip
         importlib.import_module(f"crocodil.{module}")
-    for module in ("pyarrow.parquet", "matplotlib.pyplot", "faiss", "rapidfuzz", "tiny_judges"):
+    for module in ("pyarrow.parquet", "matplotlib.pyplot", "faiss", "rapidfuzz", "tiny_judges", "tiny_causal"):
         importlib.import_module(module)
 
 
@@ -132,7 +137,7 @@ def build_world(root: Path) -> World:
         "encode", world.text(0), world.text(1), "--model", world.model, "--device", "cpu", "--out", world.registers
     )
     _does("corpus", "pack", world.corpus, "--out", world.pieces, "--piece-megabytes", "0.01")
-    _in_child(_write_judge, world)
+    _in_child(_write_language_models, world)
     _does(*world.reproducing(world.results, "demasker", "memorisation"))
     rows = [{"text": world.text(number).read_text()} for number in range(6)]
     world.texts.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -174,10 +179,12 @@ def _in_child(function: object, *arguments: object) -> None:
     assert os.waitpid(pid, 0)[1] == 0, f"{function} failed"
 
 
-def _write_judge(world: World) -> None:
+def _write_language_models(world: World) -> None:
+    from tiny_causal import save_causal
     from tiny_judges import save_language_model
 
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # its progress bar
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # their progress bars
+    save_causal(world.causal)
     world.judge.mkdir()
     save_language_model(world.judge)
 

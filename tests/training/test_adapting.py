@@ -7,16 +7,25 @@ import pytest
 import tiny as nets
 import torch
 from safetensors.torch import save_file
+from tiny_causal import save_causal
 
-from crocodil.checkpoints.format import load_model
+from crocodil.checkpoints.causal import load_causal
+from crocodil.checkpoints.format import load_model, save_model
 from crocodil.checkpoints.llada import llada_name
 from crocodil.corpus.shards import TOKENIZER_FILE
 from crocodil.models.demasker import Demasker
+from crocodil.models.register_encoder import RegisterEncoder
 from crocodil.presets.runs import paper, paper_one_gpu, preset, with_changes
 from crocodil.runtime.distributed import Ranks
 from crocodil.seeding import generator_for
 from crocodil.text.tokenizer import Tokenizer
-from crocodil.training.adapting import LoRA, add_adapters, init_from_base, merge_adapters
+from crocodil.training.adapting import (
+    LoRA,
+    add_adapters,
+    check_encoder_fits_base,
+    init_from_base,
+    merge_adapters,
+)
 from crocodil.training.estimate import estimates
 from crocodil.training.loop import LoopConfig, initial_state, take_step
 from crocodil.training.run import run_stage
@@ -130,14 +139,10 @@ def test_merged_adapters_give_the_same_output():
 
 
 def test_an_encoder_can_be_initialised_from_the_first_blocks_of_a_base():
-    config = replace(
-        nets.ENCODER, width=32, num_heads=4, num_kv_heads=2, head_width=8, mlp_width=48, num_layers=1,
-        rope_theta=nets.BACKBONE.rope_theta, norm_eps=nets.BACKBONE.norm_eps, causal=False,
-    )  # fmt: skip
+    config = encoder_like(nets.BACKBONE, num_layers=1)
     base, tokens = nets.llada(), nets.programs(2, 9)
     encoder = init_from_base(nets.encoder(config), base, generator_for("registers"))
     layer, block = encoder.backbone.layers[0], base.blocks[0]
-    layer.self_attn.q_norm = layer.self_attn.k_norm = torch.nn.Identity()  # LLaDA has no such norms
     states, positions = base.embed(tokens), torch.arange(9)[None]
     angles = base.angles(positions)
     expected = block(states, (angles.cos()[:, None], angles.sin()[:, None]), None)
@@ -147,6 +152,36 @@ def test_an_encoder_can_be_initialised_from_the_first_blocks_of_a_base():
     assert torch.allclose(output, expected, atol=1e-5)
     with pytest.raises(ValueError, match=r"encoder\.width is 16, but the base has 32"):
         init_from_base(nets.encoder(), base, generator_for("registers"))
+
+
+def encoder_like(base, *, num_layers, **fields):
+    """An encoder whose blocks are those of a base."""
+    return replace(
+        nets.ENCODER, vocab_size=base.vocab_size, width=base.width, num_heads=base.num_heads,
+        num_kv_heads=base.num_kv_heads, head_width=base.head_width, mlp_width=base.mlp_width,
+        num_layers=num_layers, rope_theta=base.rope_theta, norm_eps=base.norm_eps, causal=False,
+        qkv_bias=base.qkv_bias, without_qk_norm=not base.qk_norm, **fields,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
+def test_the_first_layers_of_a_causal_model_are_an_encoder_that_computes_the_same(kind, tmp_path):
+    causal = save_causal(tmp_path, kind)
+    base, tokens = load_causal(tmp_path), torch.arange(20).view(2, 10)
+    encoder = RegisterEncoder(replace(encoder_like(base.config, num_layers=3, end_id=256), causal=True))
+    init_from_base(encoder.init_weights(generator_for("encoder")), base, generator_for("registers"))
+    with torch.no_grad():
+        expected = causal(tokens, output_hidden_states=True).hidden_states[2]
+        states = encoder.backbone(tokens, output_hidden_states=True).hidden_states[2]
+    torch.testing.assert_close(states, expected, atol=1e-5, rtol=1e-4)
+    if kind == "qwen2":
+        with pytest.raises(ValueError, match=r"encoder\.qkv_bias is False, but the base has True"):
+            check_encoder_fits_base(replace(encoder.config, qkv_bias=False), base.config)
+    if kind == "qwen3":
+        with pytest.raises(ValueError, match="the base has norms of queries and keys"):
+            check_encoder_fits_base(replace(encoder.config, without_qk_norm=True), base.config)
+    save_model(encoder, tmp_path / "encoder")
+    assert load_model(tmp_path / "encoder").config == encoder.config
 
 
 def test_lora_is_for_one_process(corpus, folders, tmp_path):

@@ -17,12 +17,24 @@ from crocodil.models.llada import LLaDA
 from crocodil.objectives import alignment_loss, causal_states
 from crocodil.presets.causal_starts import BASE_RATES, begin_as_causal, continue_from_causal
 from crocodil.presets.runs import small, tiny
+from crocodil.training import pruning, validation
 from crocodil.training.adapting import check_encoder_fits_base
+from crocodil.training.estimate import estimates
 from crocodil.training.loop import initial_state, take_step
 from crocodil.training.pruning import causal_loss, choose_layers, greedy_layers, spaced_layers
+from crocodil.training.record import write_or_check_record
 from crocodil.training.run import run_stage
 from crocodil.training.run_config import CausalStart, read_causal_start
 from crocodil.training.stage_setup import Workspace, base_stage
+
+
+@pytest.fixture(scope="module", autouse=True)
+def short_validation():
+    """Validate at one mask probability: validation takes most of the time of a short run."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(validation, "MASK_PROBS", (0.5,))
+        patch.setattr(pruning, "NUM_PROGRAMS", 8)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -34,19 +46,37 @@ def folder(corpus, tmp_path_factory):
     return directory
 
 
-def short(corpus, folder, *, num_steps=3, preset=tiny, **fields):
+STEPS = 2
+
+
+def short(corpus, folder, *, preset=tiny, **fields):
+    """A run of few steps that begins as a causal model."""
     run = begin_as_causal(preset(corpus), CausalStart(directory=folder, **fields))
-    loop = replace(run.base_loop, num_steps=num_steps, batch_size=4, save_every=2, evaluate_every=100)
+    loop = replace(run.base_loop, num_steps=STEPS, batch_size=4, num_accumulated=1)
     return replace(run, base_loop=loop, lengths=(32,))
+
+
+@pytest.fixture(scope="module")
+def trained_base(corpus, folder, tmp_path_factory):
+    """A run with a finished base that has used all options, and its config."""
+    out = tmp_path_factory.mktemp("run")
+    layers = choose_layers(folder, 2, "greedy", workspace(corpus, out), length=64)
+    run = short(corpus, folder, layers=layers, align_weight=10.0, freeze_embeddings=True, shifted=True)
+    assert run_stage("base", run, workspace(corpus, out))
+    return out, run
 
 
 def workspace(corpus, out):
     return Workspace(corpus, out, out)
 
 
-def losses(out, name="loss"):
-    lines = (out / "base" / "metrics.jsonl").read_text().splitlines()
-    return [row[name] for row in map(json.loads, lines) if name in row]
+def base_of(out):
+    return load_model(out / "base" / "model" / "demasker")
+
+
+def losses(out):
+    rows = map(json.loads, (out / "base" / "metrics.jsonl").read_text().splitlines())
+    return [(row["loss"], row["demasking_loss"], row["alignment_loss"]) for row in rows if "loss" in row]
 
 
 # ---------------------------------------------------------------- the run
@@ -62,16 +92,18 @@ def test_everything_that_depends_on_the_base_follows_its_shape(corpus, folder):
     assert run.base_loop.learning_rate == BASE_RATES["muon"] < small(corpus).base_loop.learning_rate
 
 
-def test_the_base_begins_as_the_causal_model_and_later_stages_know_it(corpus, folder, tmp_path):
-    run = short(corpus, folder, layers=(0, 2))
-    stage, _ = base_stage(run, workspace(corpus, tmp_path))
+def test_the_base_begins_as_the_chosen_layers_of_the_causal_model(corpus, folder, tmp_path):
+    stage, _ = base_stage(short(corpus, folder, layers=(0, 2)), workspace(corpus, tmp_path))
     begun = load_causal(folder, layers=(0, 2)).state_dict()
     assert all(torch.equal(begun[name], weight) for name, weight in stage.demasker.state_dict().items())
-    assert run_stage("base", run, workspace(corpus, tmp_path))
-    assert read_causal_start(tmp_path) == run.causal
-    assert load_model(tmp_path / "base" / "model" / "demasker").config.parents == ("llama-4x32-320",)
-    assert continue_from_causal(tiny(corpus), workspace(corpus, tmp_path)).demasker == run.demasker
-    assert continue_from_causal(tiny(corpus), workspace(corpus, tmp_path / "other")) == tiny(corpus)
+
+
+def test_later_stages_know_what_the_base_began_as(corpus, trained_base, tmp_path):
+    out, run = trained_base
+    assert read_causal_start(out) == run.causal
+    assert base_of(out).config.parents == ("llama-4x32-320",)
+    assert continue_from_causal(tiny(corpus), workspace(corpus, out)).demasker == run.demasker
+    assert continue_from_causal(tiny(corpus), workspace(corpus, tmp_path)) == tiny(corpus)
 
 
 def test_a_corpus_in_another_vocabulary_is_refused(corpus, tmp_path):
@@ -87,57 +119,50 @@ def test_a_corpus_in_another_vocabulary_is_refused(corpus, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_a_shape_that_is_not_the_causal_model_s_is_refused(corpus, folder, tmp_path):
+def test_a_shape_other_than_that_of_the_causal_model_is_refused(corpus, folder, tmp_path):
     run = short(corpus, folder)
     wrong = replace(run, causal=replace(run.causal, shifted=True))
     with pytest.raises(ValueError, match=r"is not the shape of .* not with --set"):
         run_stage("base", wrong, workspace(corpus, tmp_path))
 
 
+def test_a_stage_of_an_older_version_resumes_if_newer_fields_are_off(tmp_path):
+    write_or_check_record(tmp_path, {"base_loop.seed": 0}, {}, started=False)
+    off = {"base_loop.seed": 0, "causal": None, "demasker.backbone.shifted": False}
+    write_or_check_record(tmp_path, off, {}, started=True)
+    with pytest.raises(ValueError, match=r'shifted="unset", not true'):
+        write_or_check_record(tmp_path, off | {"demasker.backbone.shifted": True}, {}, started=True)
+
+
 # ---------------------------------------------------------------- alignment
 
 
-@pytest.mark.parametrize("by", ["token", "position"])
-@pytest.mark.parametrize("shifted", [False, True])
+@pytest.mark.parametrize(("by", "shifted"), [("token", False), ("token", True), ("position", False)])
 def test_alignment_moves_states_towards_those_of_the_causal_model(corpus, folder, tmp_path, by, shifted):
     run = short(corpus, folder, layers=(0, 2), align_weight=10.0, align_by=by, shifted=shifted)
     stage, loop = base_stage(run, workspace(corpus, tmp_path))
-    assert len(stage.alignment.model.blocks) == 3  # up to the last kept layer
-    assert stage.work().flops > replace(stage, alignment=None).work().flops
+    plain = replace(stage, alignment=None)
+    assert len(stage.alignment.model.blocks) == 3  # up to the last layer of the base
+    assert stage.work().flops > plain.work().flops
+    first = stage.loss(0, range(4))
+    assert torch.equal(first["demasking_loss"], plain.loss(0, range(4)))
     state = initial_state(stage, loop)
-    assert not any("alignment" in name for name in state.parameters)
-    plain = replace(stage, alignment=None).loss(0, range(4))
-    parts = stage.loss(0, range(4))
-    assert parts["demasking_loss"].item() == pytest.approx(plain.item())
     for _ in range(3):
         result = take_step(stage, state, loop)
         assert result.losses.item() == pytest.approx(sum(part.item() for part in result.parts.values()))
-    assert stage.loss(0, range(4))["alignment_loss"] < parts["alignment_loss"]
+    assert stage.loss(0, range(4))["alignment_loss"] < first["alignment_loss"]
 
 
-def test_states_of_the_same_model_on_the_same_text_are_aligned(folder):
+def test_equal_states_have_no_alignment_loss_and_opposite_ones_have_two(folder):
     model = load_causal(folder)
     tokens = torch.arange(4, 36).view(2, 16)
     states = causal_states(model, tokens, (0, 1, 3))
-    _, own = model(tokens, causal=True, with_states=True)
-    where = torch.ones_like(tokens, dtype=torch.bool)
-    assert alignment_loss([own[0], own[1], own[3]], states, where).item() == pytest.approx(0, abs=1e-6)
+    own = model(tokens, causal=True, with_states=True).states
+    everywhere = torch.ones_like(tokens, dtype=torch.bool)
+    assert alignment_loss([own[0], own[1], own[3]], states, everywhere).item() == pytest.approx(0, abs=1e-6)
     opposite = [-state for state in states]
-    assert alignment_loss(opposite, states, where & (tokens > 20)).item() == pytest.approx(2 / 2 * 1, abs=1)
-    assert alignment_loss(opposite, states, ~where) == 0
-
-
-@pytest.mark.parametrize("fields", [{"align_weight": 10.0, "freeze_embeddings": True}], ids=["all options"])
-def test_a_resumed_run_gives_the_same_losses_and_weights(corpus, folder, tmp_path, fields):
-    run = short(corpus, folder, num_steps=4, layers=(0, 3), **fields)
-    assert run_stage("base", run, workspace(corpus, tmp_path / "whole"))
-    stopped = workspace(corpus, tmp_path / "stopped")
-    assert not run_stage("base", run, stopped, max_minutes=1e-9)
-    assert run_stage("base", run, stopped, resume=True)
-    for name in ("loss", "demasking_loss", "alignment_loss"):
-        assert losses(tmp_path / "whole", name) == losses(tmp_path / "stopped", name)
-    whole, resumed = (load_model(tmp_path / name / "base/model/demasker") for name in ("whole", "stopped"))
-    assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), resumed.parameters(), strict=True))
+    assert alignment_loss(opposite, states, everywhere & (tokens % 3 == 0)).item() == pytest.approx(2, abs=1e-6)
+    assert alignment_loss(opposite, states, ~everywhere).item() == 0
 
 
 # ---------------------------------------------------------------- frozen embeddings
@@ -145,35 +170,43 @@ def test_a_resumed_run_gives_the_same_losses_and_weights(corpus, folder, tmp_pat
 
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 def test_of_frozen_embeddings_only_the_mask_row_is_trained(corpus, tmp_path, tied):
-    save_causal(tmp_path / "causal", num_layers=1, tie_word_embeddings=tied)
-    shutil.copy(corpus.directory / "tokenizer.json", tmp_path / "causal")
-    run = short(corpus, tmp_path / "causal", freeze_embeddings=True)
+    save_causal(tmp_path, num_layers=1, tie_word_embeddings=tied)
+    shutil.copy(corpus.directory / "tokenizer.json", tmp_path)
+    run = short(corpus, tmp_path, freeze_embeddings=True)
     stage, loop = base_stage(run, workspace(corpus, tmp_path))
-    names = set(initial_state(stage, loop).parameters)
-    assert "demasker.embed.mask_row" in names
-    assert not names & {"demasker.embed.table", "demasker.head.weight"}
-    assert run_stage("base", run, workspace(corpus, tmp_path))
-    before, after = load_causal(tmp_path / "causal"), load_model(tmp_path / "base" / "model" / "demasker")
-    changed = (before.embed.weight != after.embed.weight).any(dim=1)
+    before = load_causal(tmp_path)
+    tokens = stage.data.tokens(0, range(2))
+    assert torch.equal(stage.demasker(tokens), before(tokens))
+    state = initial_state(stage, loop)
+    take_step(stage, state, loop)
+    assert "demasker.embed.mask_row" in state.parameters
+    assert not set(state.parameters) & {"demasker.embed.table", "demasker.head.weight"}
+    changed = (before.embed.weight != stage.demasker.embed.weight).any(dim=1)
     assert changed.nonzero().flatten().tolist() == [run.demasker.backbone.mask_id]
-    if not tied:
-        assert torch.equal(before.head.weight, after.head.weight)
-    assert not torch.equal(before.blocks[0].up.weight, after.blocks[0].up.weight)
+    assert tied or torch.equal(before.head.weight, stage.demasker.head.weight)
+    assert not torch.equal(before.blocks[0].up.weight, stage.demasker.blocks[0].up.weight)
+    if tied:
+        frozen, trained = (estimates(replace(run, causal=causal))[0] for causal in (run.causal, None))
+        assert (frozen.trained + frozen.frozen, frozen.frozen) == (trained.trained, 319 * 32)
+
+
+def test_a_saved_base_has_one_table_again(folder, trained_base):
+    out, run = trained_base
+    before, after = load_causal(folder).embed.weight, base_of(out).embed.weight
+    assert (before != after).any(dim=1).nonzero().flatten().tolist() == [run.demasker.backbone.mask_id]
 
 
 # ---------------------------------------------------------------- the choice of layers
 
 
-def test_greedy_removal_of_one_layer_is_the_best_of_all(corpus, folder, tmp_path):
+def test_greedy_removal_of_one_layer_is_the_best_of_all(corpus, folder):
     model = load_causal(folder)
-    tokens = torch.from_numpy(corpus.programs("train", length=32).batch(range(8)))
+    tokens = torch.from_numpy(corpus.programs("train", length=32).batch(range(4)))
     others = [tuple(kept for kept in range(4) if kept != removed) for removed in range(4)]
     best = min(others, key=lambda kept: causal_loss(load_causal(folder, layers=kept), tokens))
     assert greedy_layers(model, tokens, 3, shown=False) == best
     assert set(greedy_layers(model, tokens, 2, shown=False)) < set(best)
     assert len(model.blocks) == 4
-    chosen = choose_layers(folder, 2, "greedy", workspace(corpus, tmp_path), length=32)
-    assert chosen == choose_layers(folder, 2, "greedy", workspace(corpus, tmp_path), length=32)
 
 
 def test_the_causal_loss_is_that_of_transformers_on_the_text(tmp_path):
@@ -199,26 +232,33 @@ def crocodil(*arguments):
     return CliRunner().invoke(cli.app, [str(argument) for argument in arguments])
 
 
-def test_the_command_records_the_chosen_layers_and_resumes_with_them(corpus, folder, tmp_path):
-    common = ("train", "base", "--preset", "tiny", "--data", corpus.directory, "--out", tmp_path / "run",
-              "--device", "cpu", "--set", "base_loop.num_steps=2", "--set", "lengths=[32]")  # fmt: skip
-    options = ("--causal", folder, "--keep-layers", 2, "--align", 10)
-    stopped = crocodil(*common, *options, "--max-minutes", 1e-9)
-    assert stopped.exit_code == 0, stopped.output
-    recorded = json.loads((tmp_path / "run" / "run.json").read_text())["causal"]
-    assert (len(recorded["layers"]), recorded["align_weight"]) == (2, 10.0)
-    assert "finished" in crocodil(*common, "--resume").output
-    for wrong, message in (
-        (("--align", 1), "need --causal"),
-        (("--causal", folder, "--layers", "0,1", "--keep-layers", 1), "exclude each other"),
-        (("--causal", folder, "--layers", "0,x"), "is not a list of layers"),
-        (("--causal", folder, "--layers", "1,0"), "layers must rise"),
+def test_the_command_chooses_the_same_layers_and_a_resumed_run_gives_the_same_losses(
+    corpus, folder, trained_base, tmp_path
+):
+    changes = (f"--set=base_loop.num_steps={STEPS}", "--set=base_loop.batch_size=4", "--set=lengths=[32]")
+    common = ("--preset", "tiny", "--data", corpus.directory, "--out", tmp_path, "--device", "cpu", *changes)
+    causal = ("--causal", folder, "--keep-layers", 2, "--align", 10, "--freeze-embeddings", "--shift")
+    assert "stopped" in crocodil("train", "base", *common, *causal, "--max-minutes", 1e-9).output
+    assert "finished" in crocodil("train", "base", *common, "--resume").output
+    out, run = trained_base
+    assert read_causal_start(tmp_path) == run.causal
+    assert losses(tmp_path) == losses(out)
+    pairs = zip(base_of(tmp_path).parameters(), base_of(out).parameters(), strict=True)
+    assert all(torch.equal(resumed, whole) for resumed, whole in pairs)
+
+
+def test_options_that_do_not_fit_together_are_refused(corpus, folder, tmp_path):
+    common = ("--preset", "tiny", "--data", corpus.directory, "--out", tmp_path, "--device", "cpu")
+    for stage, options, message in (
+        ("base", ("--align", 1), "need --causal"),
+        ("base", ("--causal", folder, "--layers", "0,1", "--keep-layers", 1), "exclude each other"),
+        ("base", ("--causal", folder, "--layers", "0,x"), "is not a list of layers"),
+        ("base", ("--causal", folder, "--layers", "1,0"), "layers must rise"),
+        ("guided", ("--causal", folder), "--causal is for stage base"),
     ):
-        result = crocodil(*common, *wrong)
+        result = crocodil("train", stage, *common, *options)
         assert message in f"{result.output} {result.exception}"
-    later = crocodil("train", "guided", *common[2:], "--causal", folder)
-    assert "--causal is for stage base" in f"{later.output} {later.exception}"
-    estimate = crocodil("train", "base", "--dry-run", "--causal", folder, "--keep-layers", 2)
+    estimate = crocodil("train", "base", "--dry-run", "--causal", folder, "--keep-layers", 2, "--align", 10)
     assert estimate.exit_code == 0, estimate.output
 
 

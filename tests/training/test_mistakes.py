@@ -2,20 +2,31 @@
 
 import json
 import os
+import re
 import sys
 from dataclasses import replace
 
 import pytest
+from tiny_causal import save_causal
 from typer.testing import CliRunner
 
 from crocodil import cli
-from crocodil.presets.runs import FROM_PRETRAINED, FROM_SCRATCH, tiny, with_changes
+from crocodil.presets.runs import (
+    FROM_CAUSAL,
+    FROM_PRETRAINED,
+    FROM_SCRATCH,
+    assumed_corpus,
+    tiny,
+    with_changes,
+)
+from crocodil.presets.runs import preset as preset_of
 from crocodil.runtime.devices import checked_device
 from crocodil.runtime.progress import rate
 from crocodil.training.adapting import LoRA
+from crocodil.training.estimate import estimates
 from crocodil.training.journal import curves, last_values, metrics_log
 from crocodil.training.run import run_stage
-from crocodil.training.run_config import read_run_summary
+from crocodil.training.run_config import Pretrained, read_run_summary
 from crocodil.training.stage_setup import Workspace
 
 
@@ -150,19 +161,46 @@ def test_a_loss_that_diverges_names_stage_and_step_and_says_what_to_do(corpus, t
     assert "start again with a lower learning rate and another --out" in str(found.exception)
 
 
-@pytest.mark.parametrize("preset", [*FROM_SCRATCH, *FROM_PRETRAINED])
+@pytest.mark.parametrize("preset", [*FROM_SCRATCH, *FROM_CAUSAL, *FROM_PRETRAINED])
 def test_an_estimate_needs_no_folder_and_no_corpus(preset):
     found = invoke("train", "guided", "--preset", preset, "--dry-run", "--gpus", 8)
     assert found.exit_code == 0
     assert "conditional" in found.output
-    assumed = (
-        "12,000,000 programs, as in the paper"
-        if preset in FROM_PRETRAINED
-        else "the built-in model's vocabulary of 8,192"
-    )
+    others = {"laptop": "a vocabulary of 4,096", "medium": "the vocabulary of Qwen2.5-Coder-0.5B, 151,936"}
+    scratch = others.get(preset, "the built-in model's vocabulary of 8,192")
+    assumed = "12,000,000 programs, as in the paper" if preset in FROM_PRETRAINED else scratch
     assert f"No --data is given, so this is assumed: {assumed}.\n" in found.output
+    assert "GB per device: estimated." in found.output
+    assert re.search(r"^- (measured|estimated).*\(.*guided.*\)$", found.output, re.MULTILINE)
     if preset in FROM_PRETRAINED:
         assert "70,313" in found.output  # 3 epochs in batches of 512
+
+
+def test_hours_follow_from_a_rate_that_is_given():
+    found = invoke("train", "base", "--preset", "small", "--dry-run", "--rate", 100, "--gpus", 2)
+    work = estimates(preset_of("small", assumed_corpus("small")[0], Pretrained()))[0].flops
+    assert f"│  {work / 200e12 / 3600:.2f} │" in found.output
+    assert "estimated: 100 TFLOP/s (--rate) (base, guided, prior, conditional)" in found.output
+
+
+def test_a_corpus_in_another_vocabulary_is_refused_in_one_line_before_weights_are_read(corpus, tmp_path):
+    arguments = ("train", "base", "--preset", "medium", "--data", corpus.directory, "--out", tmp_path / "run")
+    found = invoke(*arguments, "--device", "cpu")
+    assert str(found.exception) == "preset medium begins as a causal model: give the folder of one with --causal"
+    save_causal(tmp_path / "causal")
+    (tmp_path / "causal" / "model.safetensors").unlink()
+    rebuild = "build the corpus with the base's own tokenizer (`crocodil corpus build --tokenizer`)"
+    found = invoke(*arguments, "--device", "cpu", "--causal", tmp_path / "causal")
+    assert str(found.exception) == f"the mask token has id 0 in the corpus, 258 in the base: {rebuild}"
+    file = tmp_path / "causal" / "tokenizer.json"
+    values = json.loads((corpus.directory / "tokenizer.json").read_text())
+    ids = values["model"]["vocab"]
+    ids["a"], ids["b"] = ids["b"], ids["a"]  # the same size and special tokens
+    file.write_text(json.dumps(values))
+    found = invoke(*arguments, "--device", "cpu", "--causal", tmp_path / "causal")
+    differs = f"token {ids['b']} of the corpus is 'a', which is another one in {file}"
+    assert str(found.exception) == f"{differs}: {rebuild}"
+    assert not (tmp_path / "run").exists()
 
 
 def test_data_without_a_corpus_is_one_line(tmp_path):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -13,19 +14,26 @@ import torch
 
 from crocodil.checkpoints.format import load_model
 from crocodil.corpus.shards import Corpus
+from crocodil.presets.causal_starts import begin_as_causal
 from crocodil.presets.runs import tiny
 from crocodil.runtime.distributed import Ranks, process_group
-from crocodil.training import checkpointing
+from crocodil.training import checkpointing, validation
 from crocodil.training.loop import LoopConfig, initial_state
 from crocodil.training.run import run_stage
+from crocodil.training.run_config import CausalStart
 from crocodil.training.stage_setup import Workspace, base_stage, guided_stage
 
 STAGES = ("base", "guided", "registers", "prior", "conditional")
 
 
 def short(corpus):
-    """A few steps of every stage; the demasker is unfrozen half way through stage guided."""
-    run = tiny(corpus)
+    """A few steps of every stage; the demasker is unfrozen half way through stage guided.
+
+    The base begins as a causal model, which every rank holds in full, with frozen embeddings and alignment.
+    """
+    folder = corpus.directory.parent / "causal of ranks"
+    start = CausalStart(directory=folder, layers=(0, 2), freeze_embeddings=True, align_weight=10.0)
+    run = begin_as_causal(tiny(corpus), start)
     loop = replace(run.base_loop, num_steps=4, save_every=2, evaluate_every=100)
     return replace(
         run, base_loop=loop, guided_loop=loop, prior_loop=loop, conditional_loop=loop, encoder_warmup_steps=2
@@ -33,19 +41,32 @@ def short(corpus):
 
 
 def train_all(corpus, out, ranks):
-    for stage in STAGES:
-        assert run_stage(stage, short(corpus), Workspace(corpus, out, out, ranks))
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in (("MASK_PROBS", (0.5,)), ("TIMES", (0.5,)), ("NUM_DRAW_STEPS", 1)):
+            patch.setattr(validation, name, value)  # most of the time of a short run
+        for stage in STAGES:
+            assert run_stage(stage, short(corpus), Workspace(corpus, out, out, ranks))
 
 
 @pytest.fixture(scope="session")
-def by_one(corpus, tmp_path_factory):
+def causal_folder(corpus):
+    """A causal checkpoint in the vocabulary of the corpus, where `short` reads it."""
+    from tiny_causal import save_causal  # not found by the processes that run this file
+
+    folder = corpus.directory.parent / "causal of ranks"
+    save_causal(folder)
+    shutil.copy(corpus.directory / "tokenizer.json", folder)
+
+
+@pytest.fixture(scope="session")
+def by_one(corpus, causal_folder, tmp_path_factory):
     out = tmp_path_factory.mktemp("one")
     train_all(corpus, out, Ranks())
     return out
 
 
 @pytest.fixture(scope="session")
-def by_two(corpus, tmp_path_factory):
+def by_two(corpus, causal_folder, tmp_path_factory):
     out = tmp_path_factory.mktemp("two")
     command = [
         sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone",

@@ -20,7 +20,7 @@ from crocodil.checkpoints.format import load_model
 from crocodil.corpus.shards import Corpus
 from crocodil.presets.runs import ABLATIONS, tiny
 from crocodil.runtime.distributed import Ranks
-from crocodil.training import checkpointing
+from crocodil.training import checkpointing, validation
 from crocodil.training.estimate import estimates
 from crocodil.training.loop import LoopConfig, Phase, initial_state, prepare, take_step, train, trained_at
 from crocodil.training.run import run_stage
@@ -238,6 +238,15 @@ def test_recomputed_blocks_give_the_same_steps(corpus, tmp_path):
 
 
 # ---------------------------------------------------------------- settings and mistakes
+
+
+def test_validation_of_few_programs_at_a_time_gives_the_same_numbers(corpus, tmp_path, monkeypatch):
+    workspace = Workspace(corpus, tmp_path, tmp_path)
+    stage, _ = base_stage(few_steps(corpus), workspace)
+    with torch.no_grad():
+        expected = stage.evaluate()
+        monkeypatch.setattr(validation, "MOST_LOGITS", 64 * 320 * 2)
+        assert stage.evaluate() == pytest.approx(expected, rel=1e-5)
 
 
 def test_a_full_disk_is_one_clear_line_and_leaves_no_partial_checkpoint(corpus, tmp_path):

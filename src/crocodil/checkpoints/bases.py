@@ -6,6 +6,7 @@ import torch
 
 from crocodil.checkpoints.causal import CAUSAL_TYPES, DREAM, SpecialRows, causal_config, load_in_layout
 from crocodil.checkpoints.format import FORMAT, load_model, model_config
+from crocodil.checkpoints.hub import JSON_FILES, local_folder
 from crocodil.checkpoints.llada import LLADA_TYPES, llada_config, load_llada
 from crocodil.checkpoints.tensors import CONFIG_FILE, Device, StrPath
 from crocodil.models.llada import LLaDA, LLaDAConfig
@@ -13,9 +14,9 @@ from crocodil.runtime.config import read_json
 
 
 def load_base(directory: StrPath, *, dtype: torch.dtype | None = None, device: Device = "cpu") -> LLaDA:
-    """Load a base from a folder with config.json and safetensors."""
-    directory = Path(directory)
-    kind = _kind_of(directory)
+    """Load a base from a folder or the hub: config.json and safetensors."""
+    kind = _kind_of(local_folder(directory, patterns=JSON_FILES))  # before the weights are fetched
+    directory = local_folder(directory)
     if kind == FORMAT:
         model = load_model(directory, dtype=dtype, device=device)
         if not isinstance(model, LLaDA):
@@ -29,10 +30,11 @@ def load_base(directory: StrPath, *, dtype: torch.dtype | None = None, device: D
 
 def base_config(directory: StrPath) -> LLaDAConfig:
     """Read the shape of a base without its weights."""
-    source = Path(directory) / CONFIG_FILE
-    kind, values = _kind_of(Path(directory)), read_json(source)
+    directory = local_folder(directory, patterns=JSON_FILES)
+    source = directory / CONFIG_FILE
+    kind, values = _kind_of(directory), read_json(source)
     if kind == FORMAT:
-        config = model_config(Path(directory))
+        config = model_config(directory)
         if not isinstance(config, LLaDAConfig):
             raise ValueError(f"{directory} holds a {values['kind']}, not a base")
         return config

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from crocodil.checkpoints.hub import JSON_FILES, local_folder
 from crocodil.checkpoints.tensors import CONFIG_FILE, Device, Stored, StrPath, load_exactly, stored_tensors
 from crocodil.models.llada import LLaDA, LLaDAConfig
 from crocodil.runtime.config import read_json
@@ -62,7 +63,7 @@ def load_causal(
     causal model. The mask token is the tokenizer's, or an unused row of the embedding, or else a new row, which
     starts as the mean of all rows.
     """
-    directory = Path(directory)
+    directory = local_folder(directory)
     config = read_causal_config(directory, layers=layers, shifted=shifted)
     num_rows = _vocab_size(read_json(directory / CONFIG_FILE), directory / CONFIG_FILE)
     return load_in_layout(directory, config, num_rows=num_rows, layers=layers, dtype=dtype, device=device)
@@ -72,9 +73,10 @@ def read_causal_config(
     directory: StrPath, *, layers: Sequence[int] | None = None, shifted: bool = False
 ) -> LLaDAConfig:
     """Read the shape of the base that `load_causal` returns, without its weights."""
-    source = Path(directory) / CONFIG_FILE
+    directory = local_folder(directory, patterns=JSON_FILES)
+    source = directory / CONFIG_FILE
     values = read_json(source)
-    special = special_rows(Tokenizer.load(Path(directory) / TOKENIZER_FILE), _vocab_size(values, source))
+    special = special_rows(Tokenizer.load(directory / TOKENIZER_FILE), _vocab_size(values, source))
     return causal_config(values, special=special, layers=layers, shifted=shifted, source=source)
 
 

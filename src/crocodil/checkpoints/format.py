@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from crocodil.checkpoints.checksums import check_quickly, write_checksums
+from crocodil.checkpoints.hub import local_folder
 from crocodil.checkpoints.tensors import (
     CONFIG_FILE,
     WEIGHTS_FILE,
@@ -58,6 +59,7 @@ _NAMES_IN_VERSION_1 = {
 
 # Fields that configs have since version 3, and the values that older networks had.
 _NEW_IN_VERSION_3: dict[type, dict[str, Any]] = {
+    RegisterEncoderConfig: {"qkv_bias": False, "without_qk_norm": False},
     LLaDAConfig: {"head_size": None, "qkv_bias": False, "qk_norm": False, "shifted": False, "parents": []},
 }
 
@@ -90,8 +92,8 @@ def save_model(
 
 
 def load_model(directory: StrPath, *, dtype: torch.dtype | None = None, device: Device = "cpu") -> Model:
-    """Load a model that `save_model` wrote."""
-    directory = Path(directory)
+    """Load a model that `save_model` wrote, from a folder or the hub."""
+    directory = local_folder(directory)
     check_quickly(directory)
     description = _described(directory / CONFIG_FILE)
     kind = description["kind"]

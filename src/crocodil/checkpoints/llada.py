@@ -5,11 +5,11 @@ examined: it is assumed that they use LLaDA's names.
 """
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
 
+from crocodil.checkpoints.hub import local_folder
 from crocodil.checkpoints.tensors import CONFIG_FILE, Device, StrPath, load_exactly, stored_tensors
 from crocodil.models.llada import LLaDA, LLaDAConfig
 from crocodil.runtime.config import read_json
@@ -49,8 +49,8 @@ _LLADA_FIXED = {
 
 
 def load_llada(directory: StrPath, *, dtype: torch.dtype | None = None, device: Device = "cpu") -> LLaDA:
-    """Load LLaDA from its public format: config.json and safetensors, one file or an index of shards."""
-    directory = Path(directory)
+    """Load LLaDA from a folder or the hub: config.json and safetensors, one file or an index of shards."""
+    directory = local_folder(directory)
     config = llada_config(read_json(directory / CONFIG_FILE), source=directory / CONFIG_FILE)
     with torch.device("meta"):
         model = LLaDA(config)

@@ -1,12 +1,12 @@
 """Load Qwen3-Embedding's public checkpoints exactly, as the backbone of a register encoder."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from crocodil.checkpoints.hub import local_folder
 from crocodil.checkpoints.tensors import CONFIG_FILE, Device, StrPath, load_exactly, stored_tensors
 from crocodil.models.register_encoder import RegisterEncoder, RegisterEncoderConfig
 from crocodil.runtime.config import read_json
@@ -22,12 +22,12 @@ def load_qwen3_embedding(
     dtype: torch.dtype | None = None,
     device: Device = "cpu",
 ) -> RegisterEncoder:
-    """Load a register encoder from a local Qwen3-Embedding folder; `generator` initialises its registers.
+    """Load a register encoder from Qwen3-Embedding, in a folder or on the hub; `generator` draws its registers.
 
     By default, registers are as wide as the backbone, and the summary is read at the model's end-of-sequence
     token.
     """
-    directory = Path(directory)
+    directory = local_folder(directory)
     values = read_json(directory / CONFIG_FILE)
     config = qwen3_config(
         values,

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from crocodil.checkpoints.hub import tokenizer_file
 from crocodil.cli.root import TRAIN, app, table
 
 corpus = typer.Typer(help="Build, inspect, verify and move a training corpus.", no_args_is_help=True)
@@ -26,7 +27,10 @@ def build(
         typer.Option(help="For python-files and plain-text: a folder, an archive, or .jsonl or .parquet files."),
     ] = None,
     tokenizer: Annotated[
-        Path | None, typer.Option(help="Use this tokenizer.json instead of training a new one.")
+        str | None,
+        typer.Option(
+            help="Use this tokenizer.json, or that of a model on the hub, instead of training a new one."
+        ),
     ] = None,
     vocab_size: Annotated[
         int, typer.Option(min=260, max=1 << 20, help="Vocabulary size of a new tokenizer.")
@@ -49,7 +53,8 @@ def build(
         recipe = getattr(corpora, _FIXED[preset])()
     else:
         raise ValueError(f"no preset {preset!r}: choose one of {', '.join([*_FIXED, *_FROM_SOURCE])}")
-    recipe = replace(recipe, tokenizer=tokenizer, vocab_size=vocab_size)
+    existing = None if tokenizer is None else tokenizer_file(tokenizer)
+    recipe = replace(recipe, tokenizer=existing, vocab_size=vocab_size)
     build_corpus(recipe, out, num_processes=processes)
     show(out, samples=0)
 

@@ -20,9 +20,8 @@ from safetensors import SafetensorError, safe_open
 from crocodil.checkpoints.tensors import write_tensors
 from crocodil.cli.root import Format
 from crocodil.cli.texts import NewFolder, printable
-from crocodil.pipeline import Crocodil, Generation, Registers
-from crocodil.pipeline.crocodil import OnSnapshot
-from crocodil.pipeline.results import HIDDEN, SEPARATOR, Snapshot
+from crocodil.pipeline import Base, Crocodil, Generation, Registers
+from crocodil.pipeline.results import HIDDEN, SEPARATOR, OnSnapshot, Snapshot
 from crocodil.runtime.atomic import whole_file
 from crocodil.runtime.config import Length, parse_as, read_as
 from crocodil.sampling.cost import NO_COST, Cost
@@ -160,7 +159,7 @@ class Totals:
 
 
 @contextmanager
-def watching(pipe: Crocodil, show: bool) -> Iterator[OnSnapshot | None]:
+def watching(pipe: Crocodil | Base, show: bool) -> Iterator[OnSnapshot | None]:
     """Show the first text of each batch live on stderr, with a block for each masked token."""
     if not show:
         yield None

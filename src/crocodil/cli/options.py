@@ -120,11 +120,16 @@ def _knob_options(kind: type) -> list[inspect.Parameter]:
     for field in dataclasses.fields(kind):
         if help := field.metadata.get("help"):
             value_type = _without_none(types[field.name])
-            flag = _FLAGS.get(field.name, f"--{field.name.replace('_', '-')}")
+            flag = flag_of(field.name)
             if old_flag := _OLD_FLAGS.get(field.name):
                 result.append(_optional(f"{_OLD}{field.name}", value_type, old_flag, hidden=True))
             result.append(_optional(field.name, value_type, flag, help=help, rich_help_panel=panel))
     return result
+
+
+def flag_of(field_name: str) -> str:
+    """Return the option of a field of a sampling config."""
+    return _FLAGS.get(field_name, f"--{field_name.replace('_', '-')}")
 
 
 def _optional(name: str, value_type: Any, flag: str, **about: Any) -> inspect.Parameter:
@@ -150,12 +155,13 @@ def _without_none(hint: Any) -> Any:
 
 # Names that are also known in modules that import torch; tests/test_cli.py checks that they are equal.
 Stage = Literal["base", "guided", "registers", "prior", "conditional"]
-Preset = Literal["tiny", "small", "paper", "paper-plus", "paper-one-gpu"]
+Preset = Literal["tiny", "laptop", "small", "medium", "paper", "paper-plus", "paper-one-gpu"]
 LayerChoice = Literal["greedy", "spaced"]
 Protocol = Literal["full", "quick", "tiny"]
 Split = Literal["valid", "test"]
 Network = Literal["demasker", "encoder", "prior", "conditional", "condition_encoder", "base"]
-Judge = Literal["smollm2-135m", "minilm-l6-v2"]
+Judge = Literal["qwen2.5-coder-0.5b", "smollm2-135m", "minilm-l6-v2", "qwen2.5-coder-1.5b"]
+DEFAULT_JUDGE: Judge = "qwen2.5-coder-0.5b"
 Experiment = Literal[
     "all",
     "model", "reference", "demasker", "autoencoder", "generation", "memorisation", "seconds", "cpu-seconds",
@@ -165,21 +171,25 @@ Experiment = Literal[
 
 # ---------------------------------------------------------------- options of several commands
 
-Model = Annotated[str, typer.Option(help="A model folder, or builtin.")]
+Model = Annotated[str, typer.Option(help="A model folder, a name on the hub (owner/name), or builtin.")]
 Device = Annotated[
     str | None,
     typer.Option(parser=device_name, metavar="DEVICE", help="cpu, cuda or cuda:N; default: cuda if available."),
 ]
-MethodName = Annotated[
-    Method,
+_METHODS = "base: no registers. conthendisc: registers from the prior. conwithindisc: drawn again half way."
+MethodName = Annotated[Method, typer.Option(help=_METHODS, rich_help_panel=TEXT)]
+AnyMethod = Annotated[
+    Method | None,
     typer.Option(
-        help="base: no registers. conthendisc: registers from the prior. conwithindisc: drawn again half way.",
+        "--method",
+        help=f"{_METHODS} Default: conwithindisc, or base for a checkpoint such as LLaDA.",
         rich_help_panel=TEXT,
     ),
 ]
 Count = Annotated[int, number(config.Count, "Number of texts.", panel=TEXT)]
 Length = Annotated[
-    int | None, number(config.Length, "Length of the canvas in tokens; default: the model's.", panel=TEXT)
+    int | None,
+    number(config.Length, "Length of the canvas, or of an answer, in tokens; default: the model's.", panel=TEXT),
 ]
 Seed = Annotated[int, number(config.Seed, "The same seed gives the same texts.", panel=TEXT)]
 Prefix = Annotated[
@@ -187,6 +197,21 @@ Prefix = Annotated[
 ]
 Suffix = Annotated[
     str, typer.Option(parser=utf8, metavar="TEXT", help="End with this text.", rich_help_panel=TEXT)
+]
+PromptText = Annotated[
+    str | None,
+    typer.Option(
+        "--prompt", parser=utf8, metavar="TEXT", help="Answer this text (checkpoints such as LLaDA).",
+        rich_help_panel=TEXT,
+    ),
+]  # fmt: skip
+PromptFile = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Answer the text in a file; - is stdin.", rich_help_panel=TEXT),
+]
+Chat = Annotated[
+    bool,
+    typer.Option("--chat", help="Put the prompt into the checkpoint's chat template.", rich_help_panel=TEXT),
 ]
 FirstRegisters = Annotated[
     int | None, number(config.Width, "Use only the first registers of each text; default: all.", "--registers")
@@ -231,10 +256,10 @@ Texts = Annotated[list[Path], typer.Argument(metavar="FILE", help="Text files.")
 # ---------------------------------------------------------------- options of train base
 
 Causal = Annotated[
-    Path | None,
+    str | None,
     typer.Option(
-        metavar="DIR",
-        help="In stage base: begin as this causal language model (Llama, Qwen2 or Qwen3).",
+        metavar="MODEL",
+        help="In stage base: begin as this causal language model (Llama, Qwen2 or Qwen3), a folder or a hub name.",
         rich_help_panel=CAUSAL,
     ),
 ]

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from crocodil.checkpoints.hub import local_folder
 from crocodil.cli import options
 from crocodil.cli.root import MEASURE, app
-from crocodil.pipeline.settings import BUILTIN, SETTINGS_FILE, Method, model_folder, read_settings
+from crocodil.pipeline.settings import BUILTIN, Method, read_settings, settings_file
 from crocodil.runtime import config
 from crocodil.sampling.configs import Decoding, Drawing
 
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 Data = Annotated[Path | None, typer.Option(help="The corpus; its held-out programs are the real text.")]
 JudgeName = Annotated[str, typer.Option(help="The causal language model for Gen-PPL and MAUVE.")]
 Results = Annotated[Path, typer.Option(help="The folder for rows, figures and the report.")]
-JUDGE = "smollm2-135m"
 RESULTS = Path("results")
 
 
@@ -35,7 +35,7 @@ RESULTS = Path("results")
 @options.with_knobs_of(Decoding, Drawing)
 def evaluate(
     *,
-    model: Annotated[str, typer.Option(help="A model folder, or builtin.")] = BUILTIN,
+    model: options.Model = BUILTIN,
     samples: Annotated[
         Path | None, typer.Option(help="Judge these texts instead: a .jsonl file with a field text.")
     ] = None,
@@ -46,7 +46,7 @@ def evaluate(
         int, options.number(config.Length, "With --samples: length of the real programs in tokens.")
     ] = 256,
     data: Data = None,
-    judge: JudgeName = JUDGE,
+    judge: JudgeName = options.DEFAULT_JUDGE,
     split: Annotated[
         str, options.one_of(options.Split, "valid to choose settings, test to report results.")
     ] = "valid",
@@ -58,7 +58,7 @@ def evaluate(
 
     corpus = _corpus(data, split)
     if samples is None:
-        read_settings(model_folder(model) / SETTINGS_FILE)
+        read_settings(settings_file(model))
     from crocodil.reproduce.evaluation import (
         MIN_TEXTS_FOR_MAUVE,
         evaluate_model,
@@ -98,18 +98,20 @@ def reproduce(
     preset: Annotated[str, options.one_of(options.Protocol, "full: the sample counts of the paper.")] = "full",
     model: Annotated[
         list[str] | None,
-        typer.Option(metavar="DIR", help="A model folder; may be repeated for models of other lengths."),
+        typer.Option(
+            metavar="DIR", help="A model folder or name on the hub; may be repeated for models of other lengths."
+        ),
     ] = None,
     length: Annotated[
         list[int] | None, options.number(config.Length, "Length of the canvas; default: all lengths of the model.")
     ] = None,
     base: Annotated[
-        list[Path] | None,
+        list[str] | None,
         typer.Option(metavar="DIR", help="For each model, a base (LLaDA) that was trained separately."),
     ] = None,
     data: Data = None,
-    judge: JudgeName = JUDGE,
-    embedder: Annotated[str | None, typer.Option(help="The text encoder for BERTScore.")] = None,
+    judge: JudgeName = options.DEFAULT_JUDGE,
+    embedder: Annotated[str | None, typer.Option(help="The model for BERTScore.")] = None,
     ablation_model: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME=DIR", help="A variant of the model, e.g. 'without register noise=DIR'."),
@@ -137,7 +139,8 @@ def reproduce(
     _check_tools()
     corpus = _corpus(data, "valid", "test")
     for folder in model or [BUILTIN]:
-        read_settings(model_folder(folder) / SETTINGS_FILE)
+        read_settings(settings_file(folder))
+    bases = [local_folder(folder) for folder in base or ()]
     from crocodil.pipeline import Crocodil
     from crocodil.reproduce.context import Context, with_base
     from crocodil.reproduce.experiments import NAMES, compute_all
@@ -149,7 +152,7 @@ def reproduce(
     if paper_steps:
         protocol = protocol.with_paper_steps()
     pipes = [Crocodil.from_pretrained(folder, device=device, compiled=compiled) for folder in model or [BUILTIN]]
-    pipes = [with_base(pipe, _each("base", base or (), len(pipes), index)) for index, pipe in enumerate(pipes)]
+    pipes = [with_base(pipe, _each("base", bases, len(pipes), index)) for index, pipe in enumerate(pipes)]
     # The blocks stay compiled; the reveal step is not: it would be compiled again for every candidate of a sweep.
     pipes = [replace(pipe, compiled=False) for pipe in pipes]
     variants = {name: Crocodil.from_pretrained(path, device=device) for name, path in _named(ablation_model or ())}
@@ -164,7 +167,7 @@ def reproduce(
             seed=seed,
             variants=variants,
             training=_training(index, len(pipes), run or (), base_run or ()),
-            base=_each("base", base or (), len(pipes), index),
+            base=_each("base", bases, len(pipes), index),
         )
         for index, pipe in _at_lengths(pipes, length or ())
     ]
@@ -213,14 +216,16 @@ def _evaluator(
     corpus: "Corpus", judge: str, embedder: str | None, protocol: "Protocol", device: str | None
 ) -> "Evaluator":
     from crocodil.corpus.shards import TOKENIZER_FILE
-    from crocodil.judges import Evaluator, LanguageModel, TextEncoder
+    from crocodil.judges import Evaluator, JudgeLayer, LanguageModel, load_embedder
     from crocodil.runtime.devices import checked_device, default_device
     from crocodil.text.tokenizer import Tokenizer
 
     device = checked_device(device or default_device())
+    loaded = LanguageModel.load(judge, device=device)
     return Evaluator(
-        judge=LanguageModel.load(judge, device=device),
-        embedder=None if embedder is None else TextEncoder.load(embedder, device=device),
+        judge=loaded,
+        judge_layer=JudgeLayer.of(loaded),
+        embedder=None if embedder is None else load_embedder(embedder, device=device),
         tokenizer=Tokenizer.load(corpus.directory / TOKENIZER_FILE),
         mauve_seeds=protocol.mauve_seeds,
         mauve_buckets=protocol.mauve_buckets,

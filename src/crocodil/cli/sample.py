@@ -1,17 +1,20 @@
-"""The commands that use a model: `generate`, `autoencode`, `interpolate`, `encode`, `decode` and `verify`.
+"""The commands that use a model: `generate`, `autoencode`, `interpolate`, `encode`, `decode`, `verify` and `push`.
 
 Results go to stdout, everything else to stderr. Options are checked before torch is imported.
 """
 
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from crocodil.checkpoints.hub import UPLOAD, upload
 from crocodil.cli import options
 from crocodil.cli.root import USE, Format, app
-from crocodil.cli.texts import NewFolder, printable, read_text
-from crocodil.pipeline.settings import BUILTIN, SETTINGS_FILE, Method, Settings, model_folder, read_settings
+from crocodil.cli.texts import NewFolder, printable, read_prompt, read_text
+from crocodil.pipeline.base_settings import BaseSettings, answer_decoding, check_checkpoint, checkpoint_folder
+from crocodil.pipeline.settings import BUILTIN, Method, Settings, model_folder, read_settings, settings_file
 from crocodil.sampling.configs import Decoding, Drawing, with_knobs
 
 CPU_BATCH = 4  # texts: the first ones are printed early, for a tenth more time than in batches of 16
@@ -21,12 +24,15 @@ CPU_BATCH = 4  # texts: the first ones are printed early, for a tenth more time 
 @options.with_knobs_of(Decoding, Drawing)
 def generate(
     *,
-    method: options.MethodName = Method.CON_WITHIN_DISC,
+    method: options.AnyMethod = None,
     count: options.Count = 1,
     length: options.Length = None,
     seed: options.Seed = 0,
     prefix: options.Prefix = "",
     suffix: options.Suffix = "",
+    prompt: options.PromptText = None,
+    prompt_file: options.PromptFile = None,
+    chat: options.Chat = False,
     knobs: dict[str, Any],
     format: options.TextFormat = Format.TEXT,
     out_dir: options.OutDir = None,
@@ -40,29 +46,36 @@ def generate(
 ) -> None:
     """Generate texts and print each as soon as its batch is finished.
 
-    Options for decoding and registers that are not given take the defaults of the model.
+    Options for decoding and registers that are not given take the defaults of the model. If the model is a public
+    checkpoint such as LLaDA, it has no registers and answers --prompt.
     """
-    settings = _settings(model)
-    decoding, _ = with_knobs(settings.decoding_for(method), settings.drawing, knobs)
-    decoding.plan(settings.canvas(length))  # raises if the calls do not fit
+    checkpoint = checkpoint_folder(model)
+    method = method or (Method.CON_WITHIN_DISC if checkpoint is None else Method.BASE)
+    asked: dict[str, Any] = {"length": length, "seed": seed, **knobs}
+    if checkpoint is None:
+        if prompt is not None or prompt_file is not None or chat:
+            raise ValueError("--prompt, --prompt-file and --chat are for checkpoints such as LLaDA: use --prefix")
+        _check_model(model, method, length, knobs)
+    else:
+        if prefix or suffix:
+            raise ValueError("--prefix and --suffix are for models with registers: use --prompt")
+        _check_base(checkpoint, method, length, knobs, chat=chat)
+        asked |= {"prompts": [_prompt(prompt, prompt_file, chat=chat)] * count, "chat": chat}
     folder = None if out_dir is None else NewFolder(out_dir, extension)
     from crocodil.cli.display import Printer, Totals, watching
-    from crocodil.pipeline import Crocodil, Given
+    from crocodil.pipeline import Base, Crocodil, Given
 
-    pipe = Crocodil.from_pretrained(model, device=device)
+    pipe: Base | Crocodil
+    if checkpoint is None:
+        pipe = Crocodil.from_pretrained(model, device=device)
+        asked |= {"count": count, "method": method, "given": Given(prefix=prefix, suffix=suffix)}
+    else:
+        pipe = Base.from_pretrained(model, device=device)
+    batch_size = batch_size or (CPU_BATCH if pipe.device.type == "cpu" else None)
     printer = Printer(format, timings=timings, about={"method": str(method), "seed": seed}, folder=folder)
-    totals, given = Totals(), Given(prefix=prefix, suffix=suffix)
+    totals = Totals()
     with watching(pipe, show) as on_call:
-        for batch in pipe.stream_batches(
-            count,
-            method=method,
-            length=length,
-            seed=seed,
-            given=given,
-            batch_size=batch_size or (CPU_BATCH if pipe.device.type == "cpu" else None),
-            on_call=on_call,
-            **knobs,
-        ):
+        for batch in pipe.stream_batches(**asked, batch_size=batch_size, on_call=on_call):
             for text, cost in zip(batch.texts, batch.costs, strict=True):
                 printer.add(text, cost, batch.seconds / len(batch.texts))
             totals.add(batch)
@@ -185,7 +198,9 @@ def decode(
 
 @app.command(rich_help_panel=USE)
 def verify(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A model folder, or builtin.")] = BUILTIN,
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="A model folder, a name on the hub, or builtin.")
+    ] = BUILTIN,
 ) -> None:
     """Compare every file of a model with its SHA-256."""
     from crocodil.checkpoints.checksums import verify as verify_folder
@@ -194,6 +209,48 @@ def verify(
     typer.echo(f"{folder}: all {verify_folder(folder)} files match their checksums")
 
 
+@app.command(rich_help_panel=USE)
+def push(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A model folder.")],
+    repository: Annotated[str, typer.Argument(metavar="OWNER/NAME", help="Its name on the hub.")],
+    private: Annotated[bool, typer.Option("--private", help="Only you and your organisation can see it.")] = False,
+    message: Annotated[str, typer.Option(parser=options.utf8, metavar="TEXT", help="Of the commit.")] = UPLOAD,
+) -> None:
+    """Upload a model and its card (README.md) to the hub. Log in first: hf auth login."""
+    from crocodil.checkpoints.checksums import verify as verify_folder
+
+    folder = model_folder(model)
+    verify_folder(folder)
+    typer.echo(upload(folder, repository, private=private, message=message))
+
+
+def _check_model(model: str, method: Method, length: int | None, knobs: dict[str, Any]) -> None:
+    """Check the options for a model with registers."""
+    settings = _settings(model)
+    decoding, _ = with_knobs(settings.decoding_for(method), settings.drawing, knobs)
+    decoding.plan(settings.canvas(length))  # raises if the calls do not fit
+
+
+def _check_base(folder: Path, method: Method, length: int | None, knobs: dict[str, Any], *, chat: bool) -> None:
+    """Check the options for a checkpoint without registers."""
+    about_registers = {entry.name for entry in fields(Drawing)} & set(knobs)
+    if method is not Method.BASE or about_registers:
+        option = options.flag_of(min(about_registers)) if about_registers else f"--method {method}"
+        raise ValueError(f"{option} needs registers, and {folder} has none: it is a checkpoint of a base")
+    settings = BaseSettings.of_checkpoint(folder)
+    answer_decoding(settings.decoding, knobs, length=length or settings.length)
+    check_checkpoint(folder, chat=chat)
+
+
+def _prompt(text: str | None, file: Path | None, *, chat: bool) -> str:
+    if text is not None and file is not None:
+        raise ValueError("--prompt and --prompt-file are two prompts: give one of them")
+    prompt = (text or "") if file is None else read_prompt(file)
+    if chat and not prompt:
+        raise ValueError("--chat answers a prompt: give it with --prompt or --prompt-file")
+    return prompt
+
+
 def _settings(model: str) -> Settings:
     """Read the settings of a model: a missing or damaged model is an error before torch is imported."""
-    return read_settings(model_folder(model) / SETTINGS_FILE)
+    return read_settings(settings_file(model))

@@ -1,6 +1,7 @@
 """Text files as the commands read and write them. Does not import torch."""
 
 import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +17,16 @@ def read_text(file: Path) -> str:
         raise ValueError(f"{name} is a folder: name the files in it")
     if not file.is_file():
         raise ValueError(f"{name} is a pipe or a device, not a file")
-    content = file.read_bytes()
+    return _decoded(file.read_bytes(), name)
+
+
+def read_prompt(file: Path) -> str:
+    """Return the content of a text file, or of stdin for `-`, without the line break at its end."""
+    text = _decoded(sys.stdin.buffer.read(), "stdin") if str(file) == "-" else read_text(file)
+    return text.removesuffix("\n").removesuffix("\r")
+
+
+def _decoded(content: bytes, name: str) -> str:
     if not content.strip():
         raise ValueError(f"{name} is empty")
     try:

@@ -1,18 +1,21 @@
 """`crocodil train`; `crocodil runs`, which shows runs; `crocodil export`, which makes a model from a run."""
 
 import math
-from collections.abc import Collection
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from crocodil.checkpoints.hub import JSON_FILES, MODEL_FILES, hub_name, local_folder
 from crocodil.cli import options
 from crocodil.cli.root import TRAIN, app, table
 from crocodil.sampling.configs import Decoding, Drawing, with_knobs
 
 if TYPE_CHECKING:
+    from crocodil.corpus.shards import Corpus
+    from crocodil.pipeline.card import Card
     from crocodil.training.run_config import Run
     from crocodil.training.stage_setup import Workspace
 
@@ -57,9 +60,12 @@ def train(
             help="Change a field of the preset, e.g. guided_objective.register_cosine=1.0; may be repeated.",
         ),
     ] = None,
-    llada: Annotated[Path | None, typer.Option(help="For the paper's presets: the folder of LLaDA-8B.")] = None,
+    llada: Annotated[
+        str | None, typer.Option(help="For the paper's presets: LLaDA-8B, a folder or a name on the hub.")
+    ] = None,
     qwen: Annotated[
-        Path | None, typer.Option(help="For the paper's presets: the folder of Qwen3-Embedding-0.6B.")
+        str | None,
+        typer.Option(help="For the paper's presets: Qwen3-Embedding-0.6B, a folder or a name on the hub."),
     ] = None,
     causal: options.Causal = None,
     layers: options.CausalLayers = None,
@@ -69,18 +75,30 @@ def train(
     freeze_embeddings: options.FreezeEmbeddings = False,
     align: options.Align = 0.0,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print parameters, steps and memory of all stages, and exit.")
+        bool, typer.Option("--dry-run", help="Print parameters, steps, memory and hours of all stages, and exit.")
     ] = False,
     gpus: Annotated[
         int, typer.Option(min=1, max=100_000, help="With --dry-run: the number of devices that share the run.")
     ] = 1,
+    rate: Annotated[
+        float | None,
+        typer.Option(
+            metavar="TFLOPS",
+            min=1e-6,
+            max=1e6,
+            help="With --dry-run: what one device reaches in TFLOP/s; default: measured or assumed, as it says.",
+        ),
+    ] = None,
     device: options.Device = None,
 ) -> None:
     """Train one stage of a run. On several devices: torchrun -m crocodil.cli train ..."""
-    asked = _Causal(causal, layers, keep_layers, layer_choice, shift, freeze_embeddings, align)
+    folders = {"llada": _folder(llada, JSON_FILES), "qwen": _folder(qwen, JSON_FILES)}
+    asked = _Causal(
+        _folder(causal, JSON_FILES), layers, keep_layers, layer_choice, shift, freeze_embeddings, align
+    )
     asked.check(stage, dry_run=dry_run)
     if dry_run:
-        _show_estimates(stage, preset, data, llada, qwen, asked, changes or (), gpus)
+        _show_estimates(stage, preset, data, folders, asked, changes or (), gpus, rate)
         return
     if data is None or out is None:
         raise ValueError("--data (the corpus) and --out (the run) are required")
@@ -88,9 +106,11 @@ def train(
 
     corpus = Corpus(data)
     corpus.require("train", "valid")
+    for model in (llada, qwen, causal):  # the options and the corpus are right: fetch weights from the hub
+        _folder(model, MODEL_FILES)
 
+    from crocodil.presets.runs import FROM_CAUSAL, with_changes
     from crocodil.presets.runs import preset as preset_of
-    from crocodil.presets.runs import with_changes
     from crocodil.runtime.devices import checked_device, default_device
     from crocodil.runtime.distributed import process_group
     from crocodil.training.run import run_stage
@@ -98,11 +118,13 @@ def train(
     from crocodil.training.stage_setup import Workspace
 
     device = checked_device(device or default_device())
-    run = preset_of(preset, corpus, Pretrained(llada=llada, qwen=qwen))
+    run = preset_of(preset, corpus, Pretrained(**folders))
     with process_group(device) as ranks:
         workspace = Workspace(corpus, out, source or out, ranks)
         run = _with_causal_start(run, asked, stage, workspace, resume=resume)
         run = with_changes(run, changes or ())
+        if preset in FROM_CAUSAL and stage == "base" and run.causal is None:
+            raise ValueError(f"preset {preset} begins as a causal model: give the folder of one with --causal")
         finished = run_stage(stage, run, workspace, resume=resume, max_minutes=max_minutes)
         if ranks.is_main:
             typer.echo(f"{out / stage}: " + ("finished" if finished else "stopped; continue with --resume"))
@@ -154,7 +176,9 @@ def _with_causal_start(run: "Run", asked: _Causal, stage: str, workspace: "Works
         return continue_from_causal(run, workspace)
     recorded = read_causal_start(workspace.out) if resume else None
     if asked.directory is None:
-        return run if recorded is None else begin_as_causal(run, recorded)
+        if recorded is None:
+            return run
+        return begin_as_causal(run, replace(recorded, directory=local_folder(str(recorded.directory))))
     if asked.keep_layers is None:
         return asked.begin(run, asked.layers)
     if recorded is not None and recorded.layers is not None and len(recorded.layers) == asked.keep_layers:
@@ -165,24 +189,25 @@ def _with_causal_start(run: "Run", asked: _Causal, stage: str, workspace: "Works
     return asked.begin(run, layers)
 
 
+def _folder(model: str | None, patterns: Sequence[str]) -> Path | None:
+    return None if model is None else local_folder(model, patterns=patterns)
+
+
 def _show_estimates(
     stage: str,
     preset: str,
     data: Path | None,
-    llada: Path | None,
-    qwen: Path | None,
+    folders: dict[str, Path | None],
     asked: _Causal,
     changes: Collection[str],
     num_devices: int,
+    tflops: float | None,
 ) -> None:
     """Print what each stage of the run needs. Without a corpus, its size is assumed."""
-    from rich.console import Console
-
     from crocodil.checkpoints.causal import read_causal_config
     from crocodil.corpus.shards import Corpus
     from crocodil.presets.runs import assumed_corpus, with_changes
     from crocodil.presets.runs import preset as preset_of
-    from crocodil.training.estimate import estimates
     from crocodil.training.pruning import spaced_layers
     from crocodil.training.run import STAGES
     from crocodil.training.run_config import Pretrained
@@ -190,27 +215,47 @@ def _show_estimates(
     if stage not in STAGES:
         raise ValueError(f"no stage {stage!r}: the stages are {', '.join(STAGES)}")
     corpus, assumed = assumed_corpus(preset) if data is None else (Corpus(data), "")
-    run = preset_of(preset, corpus, Pretrained(llada=llada, qwen=qwen))
+    run = preset_of(preset, corpus, Pretrained(**folders))
     if asked.directory is not None:
         num_layers = read_causal_config(asked.directory).num_layers
         # Which layers are kept does not change their number.
         layers = asked.layers if asked.keep_layers is None else spaced_layers(num_layers, asked.keep_layers)
         run = asked.begin(run, layers)
     run = with_changes(run, changes)
-    heads = ("stage", "trained, M", "frozen, M", "steps", "batch", "positions, M", "GB per device")
-    rows = [
-        (
+    _print_estimates(run, preset, num_devices, tflops)
+    if assumed:
+        typer.echo(f"No --data is given, so this is assumed: {assumed}.")
+
+
+def _print_estimates(run: "Run", preset: str, num_devices: int, tflops: float | None) -> None:
+    from rich.console import Console
+
+    from crocodil.presets.rates import Rate, hours, rate_of
+    from crocodil.training.estimate import estimates
+
+    given = None if tflops is None else Rate(tflops, f"estimated: {tflops:g} TFLOP/s (--rate)")
+    heads = ("stage", "trained, M", "frozen, M", "steps", "batch", "positions, M", "GB per device", "hours")
+    rows, stages_by_source = [], dict[str, list[str]]()
+    for estimate in estimates(run, num_devices=num_devices):
+        rate = given or rate_of(preset, estimate.stage)
+        stages_by_source.setdefault(rate.source, []).append(estimate.stage)
+        row = (
             estimate.stage,
             *(f"{count / 1e6:,.1f}" for count in (estimate.trained, estimate.frozen)),
             *(f"{count:,}" for count in (estimate.steps, estimate.batch)),
             f"{estimate.tokens / 1e6:,.1f}",
             f"{estimate.gigabytes:.1f}",
+            _shown(hours(estimate.flops, rate, num_devices=num_devices)),
         )
-        for estimate in estimates(run, num_devices=num_devices)
-    ]
-    Console(width=max(Console().width, 100)).print(table([("What the run needs",), heads, *rows]))
-    if assumed:
-        typer.echo(f"No --data is given, so this is assumed: {assumed}.")
+        rows.append(row)
+    Console(width=max(Console().width, 110)).print(table([("What the run needs",), heads, *rows]))
+    typer.echo("GB per device: estimated. Hours: operations / the rate of a device, which is")
+    for source, stages in stages_by_source.items():
+        typer.echo(f"- {source} ({', '.join(stages)})")
+
+
+def _shown(hours: float) -> str:
+    return f"{hours:,.2f}" if hours >= 0.01 else "< 0.01"
 
 
 @runs.command()
@@ -304,12 +349,32 @@ def export(
     model = Crocodil.assemble(
         networks,
         tokenizer=corpus.directory / TOKENIZER_FILE,
-        encoder_tokenizer=None if qwen is None else qwen / TOKENIZER_FILE,
+        encoder_tokenizer=None if qwen is None else local_folder(str(qwen), patterns=JSON_FILES) / TOKENIZER_FILE,
         settings=settings,
         device="cpu",
     )
-    model.save_pretrained(out, int8=int8)
+    model.save_pretrained(out, int8=int8, card=_card(directory, corpus, networks))
     typer.echo(f"{out}: {', '.join(networks)}")
+
+
+def _card(directory: Path, corpus: "Corpus", networks: Collection[str]) -> "Card":
+    """Return what a run knows for the model card: where it began, its stages and its data."""
+    from crocodil.pipeline.card import Card
+    from crocodil.training.run_config import read_causal_start, read_run_file, read_run_summary
+
+    begun_from, causal = asdict(read_run_summary(directory).pretrained), read_causal_start(directory)
+    paths = [*begun_from.values(), causal and causal.directory]
+    names = [name for path in paths if path and (name := hub_name(str(path))) and name.revision]
+    values, data = read_run_file(directory), corpus.description["splits"]["train"]
+    fields = ("num_steps", "batch_size", "learning_rate")
+    rows = ["| stage | steps | batch | learning rate |", "|---|---|---|---|"]
+    for stage in dict.fromkeys(_NETWORKS[network].split("/")[0] for network in networks):
+        loop = dict(values.get(f"{stage}_loop") or {})
+        rows.append(f"| {stage} | {' | '.join(str(loop.get(field, '')) for field in fields)} |")
+    rows.append(f"\nData: {data['documents']:,} documents, {data['tokens']:,} tokens.")
+    if names:
+        rows.append(f"It began from {' and '.join(map(str, names))}.")
+    return Card(base_models=tuple(name.repository for name in names), training="\n".join(rows))
 
 
 def _finished_networks(directory: Path, without: Collection[str]) -> dict[str, Path]:

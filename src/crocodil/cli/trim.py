@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from crocodil.checkpoints.hub import local_folder
 from crocodil.cli.root import TRAIN, app
 
 SAMPLE_CHARS = 60_000_000  # of a corpus; as many as a new tokenizer is trained on
@@ -14,7 +15,8 @@ SAMPLE_CHARS = 60_000_000  # of a corpus; as many as a new tokenizer is trained 
 @app.command(rich_help_panel=TRAIN)
 def trim(
     model: Annotated[
-        Path, typer.Argument(metavar="MODEL", help="Folder of a causal checkpoint: Llama, Qwen2 or Qwen3.")
+        str,
+        typer.Argument(metavar="MODEL", help="Llama, Qwen2 or Qwen3: a folder, or a name on the hub."),
     ],
     data: Annotated[
         Path, typer.Option(help="Texts: a corpus, or a folder, an archive, .jsonl or .parquet files with texts.")
@@ -40,7 +42,8 @@ def trim(
 
     if out.exists():
         raise ValueError(f"{out} exists: choose a new folder")
-    tokenizer = Tokenizer.load(model / "tokenizer.json")
+    folder = local_folder(model)
+    tokenizer = Tokenizer.load(folder / "tokenizer.json")
     counts = count_tokens(tokenizer, texts_of(data))
     if not counts:
         raise ValueError(f"{data} holds no text")
@@ -48,7 +51,7 @@ def trim(
 
     from crocodil.checkpoints.trimmed import write_trimmed
 
-    write_trimmed(model, out, trimmed)
+    write_trimmed(folder, out, trimmed)
     kept = sum(counts[old] for old in trimmed.old_ids[len(SPECIAL_TOKENS) :] if old is not None)
     typer.echo(
         f"{out}: {len(trimmed.tokenizer):,} of {len(tokenizer):,} tokens; they are {kept / counts.total():.2%} of "

@@ -12,28 +12,34 @@ from crocodil.judges.evaluator import (
     gen_ppl,
     perplexity,
 )
-from crocodil.judges.folders import DEFAULT_ENCODER, DEFAULT_JUDGE, PACKAGED, install, is_installed, judges_folder
+from crocodil.judges.folders import install, is_installed, judges_folder
 from crocodil.judges.language_model import LanguageModel, TextScore
-from crocodil.judges.text_encoder import TextEncoder
+from crocodil.judges.lineage import check_unrelated
+from crocodil.judges.packaged import DEFAULT_ENCODER, DEFAULT_JUDGE, PACKAGED, SECOND_JUDGE
+from crocodil.judges.text_encoder import JudgeLayer, TextEncoder, load_embedder
 
 __all__ = [
     "DEFAULT_ENCODER",
     "DEFAULT_JUDGE",
     "PACKAGED",
+    "SECOND_JUDGE",
     "CachedJudge",
     "Embedder",
     "Evaluator",
     "Judge",
+    "JudgeLayer",
     "LanguageModel",
     "Reference",
     "TextEncoder",
     "TextScore",
     "bert_scores",
     "bits_per_byte",
+    "check_unrelated",
     "cut_to_length",
     "gen_ppl",
     "install",
     "is_installed",
     "judges_folder",
+    "load_embedder",
     "perplexity",
 ]

@@ -34,6 +34,10 @@ class CachedJudge:
     def name(self) -> str:
         return self.judge.name
 
+    @property
+    def families(self) -> tuple[str, ...]:
+        return self.judge.families
+
     def scores(self, texts: Sequence[str], *, batch_size: int = 8) -> list[TextScore]:
         """Return `LanguageModel.scores`."""
         known = self._stored_scores()

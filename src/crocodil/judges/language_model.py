@@ -12,7 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from crocodil.judges.folders import DEFAULT_JUDGE, fingerprint, load_network, load_tokenizer, name_of, padded
+from crocodil.judges.folders import fingerprint, load_network, load_tokenizer, name_of, padded
+from crocodil.judges.lineage import families_of
+from crocodil.judges.packaged import DEFAULT_JUDGE
 from crocodil.metrics import TextFeatures
 
 LONGEST_WINDOW = 1024  # tokens per window, as in GPT-2; the logits of more take gigabytes
@@ -60,6 +62,10 @@ class LanguageModel:
     @cached_property
     def fingerprint(self) -> str:
         return f"{fingerprint(self.network, self.tokenizer)}-{self.start_id}-{self.context}"
+
+    @property
+    def families(self) -> tuple[str, ...]:
+        return families_of(self.network)
 
     def tokens(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the token ids of each text, without special tokens."""

@@ -1,5 +1,7 @@
 """The register encoder h_phi: a Qwen3 embedding model with learned suffix registers (App. C).
 
+Llama and Qwen2 have Qwen3's blocks with other details, so the first layers of such a base can be an encoder too.
+
     [x_1, ..., x_n, end, s_2, ..., s_K]  ->  z_1 (read at `end`), z_2, ..., z_K
 
 The end token is always visible and carries the summary vector, as in Qwen3-Embedding (decision D11). Mask
@@ -33,6 +35,8 @@ class RegisterEncoderConfig:
     register_width: Width = 1024  # Sec. 5; mapped if it differs from `width`
     causal: bool = True  # as in Qwen3; an encoder trained from scratch may be bidirectional (D26)
     across_text: bool = False  # register positions are spread over the text, not behind it (decision D26)
+    qkv_bias: bool = False  # biases of queries, keys and values (Qwen2)
+    without_qk_norm: bool = False  # no RMSNorm of queries and keys, which only Qwen3 has
 
     def __post_init__(self) -> None:
         if not 0 <= self.end_id < self.vocab_size:
@@ -67,6 +71,7 @@ class RegisterEncoder(nn.Module):
         self.backbone.rotary_emb = Rotary(config)
         for layer in self.backbone.layers:
             layer.self_attn.is_causal = config.causal
+            _adapt(layer.self_attn, config)
         self.suffix = nn.Parameter(torch.zeros(config.num_registers - 1, config.width))
         self.register_map = (
             nn.Linear(config.width, config.register_width, bias=False)
@@ -106,7 +111,7 @@ class RegisterEncoder(nn.Module):
         """Initialise: normal, std 1 / sqrt(inputs); layers that write to the residual stream shrink with depth."""
         for name, parameter in self.backbone.named_parameters():
             if parameter.ndim == 1:
-                nn.init.ones_(parameter)
+                nn.init.constant_(parameter, 0.0 if name.endswith("bias") else 1.0)
                 continue
             writes_to_residual = name.endswith(("o_proj.weight", "down_proj.weight"))
             shrink = 2 * self.config.num_layers if writes_to_residual else 1
@@ -146,6 +151,16 @@ class RegisterEncoder(nn.Module):
         causal = torch.ones(length, length, dtype=torch.bool, device=keys.device).tril()
         itself = torch.eye(length, dtype=torch.bool, device=keys.device)
         return ((causal & keys[:, None, :]) | itself)[:, None]
+
+
+def _adapt(attention: nn.Module, config: RegisterEncoderConfig) -> None:
+    """Give Qwen3's attention the biases of Qwen2, or take its norms of queries and keys away."""
+    if config.qkv_bias:
+        for name in ("q_proj", "k_proj", "v_proj"):
+            projection = getattr(attention, name)
+            setattr(attention, name, nn.Linear(projection.in_features, projection.out_features))
+    if config.without_qk_norm:
+        attention.q_norm, attention.k_norm = nn.Identity(), nn.Identity()
 
 
 class Rotary(nn.Module):

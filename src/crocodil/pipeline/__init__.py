@@ -7,12 +7,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from crocodil.pipeline.base_model import Base
     from crocodil.pipeline.canvases import Given
     from crocodil.pipeline.crocodil import Crocodil
     from crocodil.pipeline.results import Generation, Registers, Snapshot
     from crocodil.pipeline.settings import Method, Settings
 
 _HOMES = {
+    "Base": "base_model",
     "Crocodil": "crocodil",
     "Generation": "results",
     "Given": "canvases",
@@ -22,7 +24,7 @@ _HOMES = {
     "Snapshot": "results",
 }
 
-__all__ = ["Crocodil", "Generation", "Given", "Method", "Registers", "Settings", "Snapshot"]
+__all__ = ["Base", "Crocodil", "Generation", "Given", "Method", "Registers", "Settings", "Snapshot"]
 
 
 def __getattr__(name: str) -> Any:

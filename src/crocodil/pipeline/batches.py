@@ -32,14 +32,15 @@ SampleBatch: TypeAlias = Callable[[range, Canvas, Streams, Watch], Samples]
 
 @dataclass(frozen=True)
 class Job:
-    """Samples 0, 1, 2 ... of a seed."""
+    """Samples 0, 1, 2 ... of a seed, or some of them."""
 
-    sample: SampleBatch  # (numbers of the samples, their canvases, their streams, callbacks)
-    canvas: Canvas  # of one sample
+    sample: SampleBatch  # (positions in the job, their canvases, their streams, callbacks)
+    canvas: Canvas  # one for all samples, or one for each
     key: tuple[str, int]
     count: int
     num_ticks: int  # the most calls and diffusion steps per batch
     note: str = ""
+    numbers: Sequence[int] | None = None  # of the samples within the seed; default: 0, 1, 2 ...
 
     def batches(
         self, size: int, *, show_progress: bool, watch: Watch | None = None
@@ -55,14 +56,20 @@ class Job:
         ) as advance:
             for start in range(0, self.count, size):
                 started_at = time.perf_counter()
-                numbers = range(start, min(start + size, self.count))
-                streams = Streams.of(*self.key, samples=numbers, device=self.canvas.device)
-                ticks = _Ticks(advance, len(numbers), self.num_ticks)
+                batch = range(start, min(start + size, self.count))
+                ticks = _Ticks(advance, len(batch), self.num_ticks)
                 samples = self.sample(
-                    numbers, self.canvas.repeated(len(numbers)), streams, watch or Watch(ticks, ticks)
+                    batch, self._canvases(batch), self._streams(batch), watch or Watch(ticks, ticks)
                 )
                 ticks.finish()
                 yield samples, time.perf_counter() - started_at
+
+    def _canvases(self, batch: range) -> Canvas:
+        return self.canvas.repeated(len(batch)) if len(self.canvas) == 1 else self.canvas.rows(batch)
+
+    def _streams(self, batch: range) -> Streams:
+        numbers = batch if self.numbers is None else self.numbers[batch.start : batch.stop]
+        return Streams.of(*self.key, samples=numbers, device=self.canvas.device)
 
 
 class _Ticks:

@@ -4,14 +4,16 @@ Every sample has its own random streams: sample 7 of a seed is the same in a bat
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 
+from crocodil.checkpoints.hub import UPLOAD, upload
 from crocodil.checkpoints.tensors import Device, StrPath
 from crocodil.models.demasker import Demasker
 from crocodil.models.llada import LLaDA
@@ -27,6 +29,7 @@ from crocodil.pipeline.canvases import (
     split_to_fit,
     text_canvases,
 )
+from crocodil.pipeline.card import UNKNOWN, Card
 from crocodil.pipeline.drawing import Priors
 from crocodil.pipeline.engine import affordable_batch, compile_blocks, engine_for
 from crocodil.pipeline.folder import (
@@ -38,14 +41,14 @@ from crocodil.pipeline.folder import (
     write_folder,
 )
 from crocodil.pipeline.pricing import Pricing, mean_price
-from crocodil.pipeline.results import Generation, Registers, Snapshot
+from crocodil.pipeline.results import Generation, OnSnapshot, Registers, snapshots
 from crocodil.pipeline.settings import BUILTIN, Method, Settings
 from crocodil.processes.gaussian import OnStep
 from crocodil.processes.registers import interpolate
 from crocodil.runtime.devices import checked_device, default_device, default_dtype
 from crocodil.runtime.progress import progress
 from crocodil.sampling import algorithms
-from crocodil.sampling.configs import Decoding, Drawing, with_knobs
+from crocodil.sampling.configs import Decoding, Drawing, with_decoding_knobs, with_knobs
 from crocodil.sampling.cost import NO_COST, Cost
 from crocodil.sampling.decode import Engine, decode, settle
 from crocodil.sampling.guidance import Demask, Guided, Unguided
@@ -57,7 +60,6 @@ from crocodil.text.retokenizer import Retokenizer
 from crocodil.text.tokenizer import Tokenizer
 
 GREEDY = Decoding()
-OnSnapshot: TypeAlias = Callable[[Snapshot], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +100,7 @@ class Crocodil:
         dtype: torch.dtype | None = None,
         compiled: bool = False,
     ) -> "Crocodil":
-        """Load the model in a folder, or the built-in one.
+        """Load the model in a folder, on the hub (`owner/name` or `owner/name@revision`), or the built-in one.
 
         It goes to the GPU if there is one, in bfloat16. Compiling takes up to a minute at first use and pays off
         for thousands of texts.
@@ -130,10 +132,41 @@ class Crocodil:
             **loaded,
         )
 
-    def save_pretrained(self, directory: StrPath, *, int8: bool = False) -> None:
-        """Write a model folder; an existing folder is never overwritten. `int8` takes a quarter of the size."""
-        networks = {name: getattr(self, name) for name in NETWORKS if getattr(self, name) is not None}
-        write_folder(Path(directory), self.settings, self.tokenizer, networks, self.encoder_tokenizer, int8=int8)
+    def save_pretrained(self, directory: StrPath, *, int8: bool = False, card: Card = UNKNOWN) -> None:
+        """Write a model folder; an existing folder is never overwritten. `int8` takes a quarter of the size.
+
+        README.md is its model card: shapes and use, and what `card` adds to them.
+        """
+        self._write(Path(directory), Path(directory).name, int8, card)
+
+    def push_to_hub(
+        self,
+        repository: str,
+        *,
+        private: bool = False,
+        token: str | None = None,
+        commit_message: str = UPLOAD,
+        int8: bool = False,
+        card: Card = UNKNOWN,
+    ) -> str:
+        """Save the model to a repository `owner/name` of the hub; return the address of the commit."""
+        with tempfile.TemporaryDirectory() as scratch:
+            folder = Path(scratch) / "model"
+            self._write(folder, repository, int8, card)
+            return upload(folder, repository, private=private, token=token, message=commit_message)
+
+    def _write(self, directory: Path, name: str, int8: bool, card: Card) -> None:
+        networks = {part: getattr(self, part) for part in NETWORKS if getattr(self, part) is not None}
+        write_folder(
+            directory,
+            self.settings,
+            self.tokenizer,
+            networks,
+            self.encoder_tokenizer,
+            card=card,
+            name=name,
+            int8=int8,
+        )
 
     # ------------------------------------------------------------ text -> registers -> text
 
@@ -175,7 +208,7 @@ class Crocodil:
         `length` is that of the canvas; it is needed for a bare tensor only.
         """
         registers = self._checked_registers(registers, length)
-        decoding = _only_decoding(decoding, knobs)
+        decoding = with_decoding_knobs(decoding, knobs)
         bank, demask = registers.bank.to(self.device), Guided(self.demasker)
 
         def sample(numbers: range, canvas: Canvas, streams: Streams, watch: Watch) -> Samples:
@@ -226,7 +259,7 @@ class Crocodil:
     ) -> Generation:
         """Algorithm 6: encode texts and decode their first `num_registers` registers, by default all."""
         tokens = self.tokens_of(texts, cut=cut)
-        decoding = _only_decoding(decoding, knobs)
+        decoding = with_decoding_knobs(decoding, knobs)
 
         def sample(numbers: range, canvas: Canvas, streams: Streams, watch: Watch) -> Samples:
             return algorithms.autoencode(
@@ -485,7 +518,8 @@ class Crocodil:
         return engine_for(self.device, compiled=self.compiled)
 
     def affordable_batch(self, length: int) -> int:
-        return affordable_batch(self.demasker.config, length, self.device)
+        config = self.demasker.config
+        return affordable_batch(config.backbone, length, self.device, prefix=config.num_registers + 2)
 
     def _job(
         self,
@@ -522,14 +556,8 @@ class Crocodil:
         show_progress: bool,
     ) -> Iterator[tuple[Samples, float]]:
         size = batch_size or self.affordable_batch(job.canvas.length)
-        if on_call is None:
-            return job.batches(size, show_progress=show_progress)
-        num_calls = decoding.plan(job.canvas.length).num_calls
-
-        def take_snapshot(tokens: TokenIds, call: int, cost: Cost) -> None:
-            on_call(Snapshot(tokens, call, num_calls, cost, self.tokenizer))
-
-        return job.batches(size, show_progress=False, watch=Watch(take_snapshot, lambda *_: None))
+        watch = snapshots(on_call, decoding.plan(job.canvas.length).num_calls, self.tokenizer)
+        return job.batches(size, show_progress=show_progress, watch=watch)
 
     def _generation(self, samples: Samples, seconds: float, job: Job) -> Generation:
         length = job.canvas.length
@@ -560,9 +588,3 @@ class Crocodil:
         """Return the cost in calls of the base over the text alone; `num_registers` is None without guidance."""
         has_no_prefix = num_registers is None and self.base is not None  # else there is one, possibly empty
         return self.pricing.flop_nfe(cost, length=length, prefix=None if has_no_prefix else num_registers or 0)
-
-
-def _only_decoding(decoding: Decoding, knobs: dict[str, Any]) -> Decoding:
-    if unknown := sorted(set(knobs) - {field.name for field in dataclasses.fields(decoding)}):
-        raise ValueError(f"no decoding option {unknown[0]!r}")
-    return dataclasses.replace(decoding, **knobs)

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 
-from crocodil.models.demasker import DemaskerConfig
+from crocodil.models.llada import LLaDAConfig
 from crocodil.runtime.devices import free_memory
 from crocodil.runtime.graphs import Recorder
 from crocodil.sampling.decode import PLAIN, Engine, reveal
@@ -33,13 +33,13 @@ def engine_for(device: torch.device, *, compiled: bool) -> Engine:
     return Engine(Recorder(), torch.compile(reveal, dynamic=True) if compiled else reveal)
 
 
-def affordable_batch(config: DemaskerConfig, length: int, device: torch.device) -> int:
+def affordable_batch(backbone: LLaDAConfig, length: int, device: torch.device, *, prefix: int = 0) -> int:
     """Return how many samples fit into half of the free memory, up to the largest useful batch.
 
     A sample needs at most four float32 copies of its logits (scaled, sorted, summed, noisy) and, at each position
-    of the demasker, sixteen vectors and one attention row per head.
+    of the demasker, `prefix` included, sixteen vectors and one attention row per head.
     """
-    backbone, positions = config.backbone, length + config.num_registers + 2
+    positions = length + prefix
     floats = 4 * length * backbone.vocab_size + positions * (16 * backbone.width + positions * backbone.num_heads)
     largest = LARGEST_CPU_BATCH if device.type == "cpu" else LARGEST_BATCH
     return min(max(1, free_memory(device) // 2 // (4 * floats)), largest)

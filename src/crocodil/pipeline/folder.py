@@ -1,4 +1,4 @@
-"""A model folder: crocodil.json, tokenizer.json and a folder for each network."""
+"""A model folder: crocodil.json, tokenizer.json, a model card and a folder for each network."""
 
 import json
 from collections.abc import Mapping
@@ -10,11 +10,13 @@ from torch import nn
 
 from crocodil.checkpoints.checksums import check_quickly, write_checksums
 from crocodil.checkpoints.format import load_model, save_model
+from crocodil.checkpoints.hub import CARD_FILE
 from crocodil.checkpoints.tensors import Device, StrPath
 from crocodil.models.demasker import Demasker
 from crocodil.models.llada import LLaDA
 from crocodil.models.register_denoiser import RegisterDenoiser
 from crocodil.models.register_encoder import RegisterEncoder
+from crocodil.pipeline.card import UNKNOWN, Card, model_card
 from crocodil.pipeline.settings import SETTINGS_FILE, Settings, model_folder, read_settings, to_json
 from crocodil.runtime.atomic import whole_directory
 from crocodil.text.tokenizer import Tokenizer
@@ -40,12 +42,15 @@ def write_folder(
     networks: Mapping[str, nn.Module],
     encoder_tokenizer: Tokenizer | None = None,
     *,
+    card: Card = UNKNOWN,
+    name: str | None = None,  # in the card; default: that of the folder
     int8: bool = False,
 ) -> None:
-    """Write a model folder. It appears complete or not at all, and never replaces another."""
+    """Write a model folder with a card. It appears complete or not at all, and never replaces another."""
     if target.exists():
         raise ValueError(f"{target} exists: models are never overwritten, choose another directory")
     with whole_directory(target) as unfinished:
+        (unfinished / CARD_FILE).write_text(model_card(name or target.name, settings, networks, card))
         (unfinished / SETTINGS_FILE).write_text(json.dumps(to_json(settings), indent=2) + "\n")
         tokenizer.save(unfinished / TOKENIZER_FILE)
         if encoder_tokenizer is not None:

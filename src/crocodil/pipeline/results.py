@@ -1,12 +1,13 @@
 """What the pipeline returns: registers, texts with their costs, and snapshots of a decoding."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
+from crocodil.pipeline.batches import Watch
 from crocodil.sampling.cost import Cost
 from crocodil.shapes import RegisterBank, TokenIds
 from crocodil.text.tokenizer import Tokenizer
@@ -68,6 +69,20 @@ class Snapshot:
     def texts(self) -> list[str]:
         """The texts so far, with a block for each masked token."""
         return [partial_text(ids, self.tokenizer) for ids in self.tokens.tolist()]
+
+
+OnSnapshot: TypeAlias = Callable[[Snapshot], None]
+
+
+def snapshots(on_call: OnSnapshot | None, num_calls: int, tokenizer: Tokenizer, *, first: int = 0) -> Watch | None:
+    """Return callbacks of a batch that show each call to the caller, from position `first` of the canvas on."""
+    if on_call is None:
+        return None
+
+    def take_snapshot(tokens: TokenIds, call: int, cost: Cost) -> None:
+        on_call(Snapshot(tokens[:, first:], call, num_calls, cost, tokenizer))
+
+    return Watch(take_snapshot, lambda *_: None)
 
 
 def partial_text(ids: Sequence[int], tokenizer: Tokenizer) -> str:

@@ -7,6 +7,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from crocodil.checkpoints.hub import JSON_FILES, local_folder
 from crocodil.runtime.config import Length, config, config_from_json, read_json
 from crocodil.sampling.configs import Decoding, Drawing
 
@@ -60,12 +61,23 @@ def to_json(settings: Settings) -> dict[str, Any]:
 
 
 def model_folder(path_or_name: str | os.PathLike[str]) -> Path:
-    folder = Path(__file__).parent.parent / BUILTIN if path_or_name == BUILTIN else Path(path_or_name)
+    """Return the folder of a model, fetched from the hub if it is a name there."""
+    folder = settings_file(path_or_name).parent  # first: another kind of model is refused before it is fetched
+    return folder if path_or_name == BUILTIN else local_folder(path_or_name)
+
+
+def settings_file(path_or_name: str | os.PathLike[str]) -> Path:
+    """Return crocodil.json of a model. From the hub, no weights are fetched for it."""
+    if path_or_name == BUILTIN:
+        folder = Path(__file__).parent.parent / BUILTIN
+    else:
+        folder = local_folder(path_or_name, patterns=JSON_FILES)
     if not (folder / SETTINGS_FILE).is_file():
         raise ValueError(
-            f"no model {str(path_or_name)!r}: a model is {BUILTIN!r}, or a folder with {SETTINGS_FILE}"
+            f"no model {str(path_or_name)!r}: a model is {BUILTIN!r}, or a folder with {SETTINGS_FILE}, "
+            "here or on the hub (owner/name)"
         )
-    return folder
+    return folder / SETTINGS_FILE
 
 
 def read_settings(file: Path) -> Settings:

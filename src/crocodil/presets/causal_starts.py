@@ -12,7 +12,16 @@ from crocodil.training.stage_setup import Workspace
 # (docs/research-log.md); AdamW's is Open-dCoder's for Qwen2.5-Coder-0.5B.
 BASE_RATES = {"muon": 2e-3, "adamw": 3e-4}
 GUIDED_RATES = {"muon": 1e-3, "adamw": 3e-4}
-_ENCODER_FIELDS = ("width", "num_heads", "num_kv_heads", "head_width", "mlp_width", "rope_theta", "norm_eps")
+_ENCODER_FIELDS = (
+    "width",
+    "num_heads",
+    "num_kv_heads",
+    "head_width",
+    "mlp_width",
+    "rope_theta",
+    "norm_eps",
+    "qkv_bias",
+)
 
 
 def begin_as_causal(run: Run, start: CausalStart) -> Run:
@@ -33,7 +42,9 @@ def _with_base(run: Run, start: CausalStart, base: LLaDAConfig) -> Run:
     encoder = replace(run.encoder, vocab_size=base.vocab_size, end_id=base.eos_id)
     if run.encoder_begins_as_base:
         shape = {name: getattr(base, name) for name in _ENCODER_FIELDS}
-        encoder = replace(encoder, **shape, num_layers=min(encoder.num_layers, base.num_layers))
+        encoder = replace(
+            encoder, **shape, num_layers=min(encoder.num_layers, base.num_layers), without_qk_norm=not base.qk_norm
+        )
     return replace(
         run,
         demasker=replace(run.demasker, backbone=base),

@@ -1,4 +1,4 @@
-"""The shapes of the paper's networks."""
+"""The shapes of public networks: the paper's, other bases, and causal models that a base may begin as."""
 
 from crocodil.models.demasker import DemaskerConfig
 from crocodil.models.llada import LLaDAConfig
@@ -35,6 +35,46 @@ def illada_8b() -> LLaDAConfig:
         mask_id=0,
         eos_id=0,
         pad_id=0,
+    )
+
+
+def smollm2_135m() -> LLaDAConfig:
+    """HuggingFaceTB/SmolLM2-135M: 134,515,008 parameters; all its rows are used, so rows for [MASK] are added."""
+    return LLaDAConfig(
+        vocab_size=49_216,
+        width=576,
+        num_layers=30,
+        num_heads=9,
+        num_kv_heads=3,
+        mlp_width=1536,
+        rope_theta=100_000.0,
+        tied_head=True,
+        max_length=8192,
+        parents=("llama-30x576-49152",),
+        mask_id=49_152,
+        eos_id=0,
+        pad_id=0,
+    )
+
+
+def qwen25_coder_05b() -> LLaDAConfig:
+    """Qwen/Qwen2.5-Coder-0.5B: 494,032,768 parameters; [MASK] is the first of its 271 unused rows."""
+    return LLaDAConfig(
+        vocab_size=151_936,
+        width=896,
+        num_layers=24,
+        num_heads=14,
+        num_kv_heads=2,
+        mlp_width=4864,
+        qkv_bias=True,
+        rope_theta=1_000_000.0,
+        norm_eps=1e-6,
+        tied_head=True,
+        max_length=32_768,
+        parents=("qwen2-24x896-151936",),
+        mask_id=151_665,
+        eos_id=151_643,
+        pad_id=151_643,
     )
 
 

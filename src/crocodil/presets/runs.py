@@ -17,7 +17,7 @@ from crocodil.models.llada import LLaDAConfig
 from crocodil.models.register_denoiser import RegisterDenoiserConfig
 from crocodil.models.register_encoder import RegisterEncoderConfig
 from crocodil.objectives import DemaskerObjective, PriorObjective
-from crocodil.presets.models import llada_8b, paper_encoder
+from crocodil.presets.models import llada_8b, paper_encoder, qwen25_coder_05b
 from crocodil.training.adapting import LoRA
 from crocodil.training.loop import LoopConfig
 from crocodil.training.run_config import Pretrained, Run
@@ -55,17 +55,53 @@ def tiny(corpus: Corpus) -> Run:
     )
 
 
-def small(corpus: Corpus) -> Run:
-    """The built-in model, minutes per stage on a GPU: 64 registers, priors over 8, canvases of 256 and 512 tokens.
+def laptop(corpus: Corpus) -> Run:
+    """A night on a CPU of 4 to 8 cores: `small`'s method with 32 registers, on canvases of 128 tokens.
 
-    One denoiser is both priors: it draws registers given a bare canvas, which encodes the length, or given text.
-    So stage prior is not needed. docs/research-log.md describes how these numbers were chosen.
+    Its sizes follow from the time: no other shape was tried.
     """
     loop = LoopConfig(
-        num_steps=6000, batch_size=256, learning_rate=3e-3, optimiser="muon", warmup_steps=150, decay_share=0.3,
-        weight_decay=0.1, bf16=True, compile_blocks=True, evaluate_every=1000, save_every=3000,
+        num_steps=3000, batch_size=64, learning_rate=3e-3, optimiser="muon", warmup_steps=100, decay_share=0.3,
+        weight_decay=0.1, evaluate_every=500, save_every=250,
     )  # fmt: skip
-    prior_loop = replace(loop, num_steps=10_000, batch_size=2048, learning_rate=2e-3, weight_decay=0.01)
+    prior_loop = replace(loop, num_steps=6000, batch_size=256, learning_rate=2e-3, weight_decay=0.01)
+    prior = RegisterDenoiserConfig(
+        num_registers=8, register_width=32, width=192, num_layers=4, num_heads=3, self_conditioned=True
+    )
+    demasker = _demasker(corpus, width=256, num_layers=4, num_heads=4, num_registers=32, register_width=32)
+    encoder = _encoder(corpus, width=256, num_layers=2, num_heads=4, num_registers=32, register_width=32)
+    return Run(
+        lengths=(128,),
+        demasker=replace(demasker, across_text=True),
+        encoder=replace(encoder, across_text=True, causal=False),
+        prior=prior,
+        conditional=_conditional(prior, num_registers=32),
+        base_loop=loop,
+        guided_loop=loop,
+        prior_loop=prior_loop,
+        conditional_loop=prior_loop,
+        guided_objective=DemaskerObjective(prefix_lengths=(1, 2, 4, 8, 8, 8, 16, 32), partial_rate=0.2),
+        prior_objective=PriorObjective(bare_rate=0.8, condition_drop_rate=0.0),
+        encoder_warmup_steps=0,
+        encoder_begins_as_base=True,
+    )
+
+
+def small(corpus: Corpus) -> Run:
+    """The built-in model on a GPU of 8 GB: 64 registers, priors over 8, canvases of 256 and 512 tokens.
+
+    One denoiser is both priors: it draws registers given a bare canvas, which encodes the length, or given text.
+    So stage prior is not needed. docs/research-log.md describes how these numbers were chosen. A batch is computed
+    in 8 micro-batches, which changes no number but rounding; with 48 GB, one is faster (`num_accumulated=1`).
+    """
+    loop = LoopConfig(
+        num_steps=6000, batch_size=256, num_accumulated=8, learning_rate=3e-3, optimiser="muon",
+        warmup_steps=150, decay_share=0.3, weight_decay=0.1, bf16=True, compile_blocks=True,
+        evaluate_every=1000, save_every=3000,
+    )  # fmt: skip
+    prior_loop = replace(
+        loop, num_steps=10_000, batch_size=2048, num_accumulated=1, learning_rate=2e-3, weight_decay=0.01
+    )
     prior = RegisterDenoiserConfig(
         num_registers=8, register_width=64, width=512, num_layers=6, num_heads=4, self_conditioned=True
     )
@@ -85,8 +121,40 @@ def small(corpus: Corpus) -> Run:
         prior_objective=PriorObjective(bare_rate=0.8, condition_drop_rate=0.0),
         encoder_warmup_steps=0,
         encoder_begins_as_base=True,
-        encode_batch=2048,
+        encode_batch=512,
     )
+
+
+# ---------------------------------------------------------------- from a causal language model
+
+
+def medium(corpus: Corpus) -> Run:
+    """Qwen2.5-Coder-0.5B as base and encoder, on one GPU of 24 GB: 512 tokens, all weights trained.
+
+    The shapes are those of the public checkpoint; with --causal they are those of the given folder, for example
+    of a trimmed one. The encoder begins as the first 8 layers of the base. Registers and priors are `small`'s.
+    Nothing of this was trained here.
+    """
+    backbone = qwen25_coder_05b()
+    loop = LoopConfig(
+        num_steps=4000, batch_size=128, num_accumulated=32, learning_rate=3e-4, warmup_steps=200, decay_share=0.3,
+        weight_decay=0.1, bf16=True, compile_blocks=True, evaluate_every=1000, save_every=1000,
+    )  # fmt: skip
+    like = small(corpus)
+    return replace(
+        like,
+        lengths=(512,),
+        demasker=replace(like.demasker, backbone=backbone),
+        encoder=replace(
+            like.encoder, vocab_size=backbone.vocab_size, width=backbone.width, num_layers=8,
+            num_heads=backbone.num_heads, num_kv_heads=backbone.num_kv_heads, head_width=backbone.head_width,
+            mlp_width=backbone.mlp_width, rope_theta=backbone.rope_theta, norm_eps=backbone.norm_eps,
+            qkv_bias=True, without_qk_norm=True, end_id=backbone.eos_id,
+        ),
+        base_loop=loop,
+        guided_loop=loop,
+        encode_batch=128,
+    )  # fmt: skip
 
 
 # ---------------------------------------------------------------- from pretrained networks
@@ -162,7 +230,8 @@ def paper_one_gpu(corpus: Corpus, pretrained: Pretrained) -> Run:
 
 # ---------------------------------------------------------------- presets by name
 
-FROM_SCRATCH = {"tiny": tiny, "small": small}
+FROM_SCRATCH = {"tiny": tiny, "laptop": laptop, "small": small}
+FROM_CAUSAL = {"medium": medium}
 FROM_PRETRAINED = {"paper": paper, "paper-plus": paper_plus, "paper-one-gpu": paper_one_gpu}
 
 
@@ -170,12 +239,13 @@ def preset(name: str, corpus: Corpus, pretrained: Pretrained) -> Run:
     """Return the preset with this name for a corpus and, if it starts from public checkpoints, their folders."""
     if name in FROM_PRETRAINED:
         return FROM_PRETRAINED[name](corpus, pretrained)
-    if name not in FROM_SCRATCH:
-        raise ValueError(f"no preset {name!r}: choose one of {', '.join([*FROM_SCRATCH, *FROM_PRETRAINED])}")
+    others = FROM_SCRATCH | FROM_CAUSAL
+    if name not in others:
+        raise ValueError(f"no preset {name!r}: choose one of {', '.join([*others, *FROM_PRETRAINED])}")
     if pretrained != Pretrained():
-        others = ", ".join(FROM_PRETRAINED)
-        raise ValueError(f"preset {name} trains from scratch: --llada and --qwen are for {others}")
-    return FROM_SCRATCH[name](corpus)
+        start = "trains from scratch" if name in FROM_SCRATCH else "begins as a causal model (--causal)"
+        raise ValueError(f"preset {name} {start}: --llada and --qwen are for {', '.join(FROM_PRETRAINED)}")
+    return others[name](corpus)
 
 
 # ---------------------------------------------------------------- ablations
@@ -290,6 +360,7 @@ def _parse(name: str, text: str) -> Any:
 
 # ---------------------------------------------------------------- an assumed corpus, for estimates
 
+_VOCABULARIES = {"laptop": 4096}  # of corpora for presets that train from scratch, if not the built-in model's
 _BUILTIN_VOCABULARY = 8192
 
 
@@ -309,13 +380,17 @@ class AssumedCorpus(Corpus):
 
 def assumed_corpus(preset: str) -> tuple[AssumedCorpus, str]:
     """Return a corpus for an estimate of a preset, and what it assumes, in words."""
-    if preset not in FROM_PRETRAINED:
+    if preset in FROM_SCRATCH:
         special = {"mask": 0, "bos": 1, "eos": 2, "pad": 3}
-        corpus = AssumedCorpus(vocab_size=_BUILTIN_VOCABULARY, special=special, num_programs=PAPER_NUM_PROGRAMS)
-        return corpus, f"the built-in model's vocabulary of {_BUILTIN_VOCABULARY:,}"
-    shape = llada_8b()
+        size = _VOCABULARIES.get(preset, _BUILTIN_VOCABULARY)
+        corpus = AssumedCorpus(vocab_size=size, special=special, num_programs=PAPER_NUM_PROGRAMS)
+        owner = "a" if preset in _VOCABULARIES else "the built-in model's"
+        return corpus, f"{owner} vocabulary of {size:,}"
+    shape = qwen25_coder_05b() if preset in FROM_CAUSAL else llada_8b()
     special = {"mask": shape.mask_id, "bos": shape.eos_id, "eos": shape.eos_id, "pad": shape.pad_id}
     corpus = AssumedCorpus(vocab_size=shape.vocab_size, special=special, num_programs=PAPER_NUM_PROGRAMS)
+    if preset in FROM_CAUSAL:
+        return corpus, f"the vocabulary of Qwen2.5-Coder-0.5B, {shape.vocab_size:,}"
     return corpus, f"{PAPER_NUM_PROGRAMS:,} programs, as in the paper"
 
 

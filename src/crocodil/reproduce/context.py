@@ -72,6 +72,8 @@ class Context:
             for name, variant in (variants or {}).items()
             if length in variant.settings.lengths
         }
+        for model in (pipe, *named.values()):
+            evaluator.check_unrelated(lineage(model))
         conditions = {
             MODEL: parts(pipe),
             "length": length,
@@ -172,6 +174,13 @@ def with_base(pipe: Crocodil, folder: Path | None) -> Crocodil:
     if pipe.compiled:
         compile_blocks([base])
     return replace(pipe, base=base.eval().requires_grad_(False))
+
+
+def lineage(pipe: Crocodil) -> set[str]:
+    """Return the families of the pretrained models that the weights of a model come from."""
+    configs = [network.config for name in NETWORKS if (network := getattr(pipe, name)) is not None]
+    backbones = [getattr(config, "backbone", config) for config in configs]
+    return {family for config in backbones for family in getattr(config, "parents", ())}
 
 
 def with_steps(pipe: Crocodil, protocol: Protocol) -> Crocodil:

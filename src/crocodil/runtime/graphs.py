@@ -9,6 +9,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+MOST_RECORDINGS = 256  # prompts of many lengths would otherwise fill the memory with recordings
+
 Inputs: TypeAlias = Sequence[Tensor | None]
 # Executes a step: `play(step, key, inputs)`. Steps with equal keys compute the same function of their inputs.
 Play: TypeAlias = Callable[[Callable[..., Any], Hashable, Inputs], Any]
@@ -38,6 +40,8 @@ class Recorder:
         shapes = tuple(None if tensor is None else (tensor.shape, tensor.dtype) for tensor in inputs)
         recording = self.recordings.get((key, shapes))
         if recording is None:
+            if len(self.recordings) >= MOST_RECORDINGS:
+                self.forget()
             recording = self.recordings[key, shapes] = Recording(step, inputs, self.pool)
         return recording.replay(inputs)
 

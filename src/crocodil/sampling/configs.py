@@ -48,15 +48,20 @@ def knob(default: Any, help: str) -> Any:
 class Decoding:
     """How tokens are chosen: in how many calls, in which order, and how randomly."""
 
-    calls: Length | None = knob(None, "Demasker calls per text. Default: one for every 16 tokens.")
+    calls: Length | None = knob(
+        None, "Demasker calls per text. Default: one for every 16 tokens (LLaDA: for every token)."
+    )
     block_size: Length | None = knob(
-        None, "Fill blocks of this many tokens from left to right. Default: one block."
+        None, "Fill blocks of this many tokens from left to right. Default: one block (LLaDA: 32)."
     )
     rule: Rule = knob("confidence", f"Which tokens each call reveals: {', '.join(RULE_NAMES)}.")
     threshold: Share | None = knob(None, "Instead of a rule: reveal every token more probable than this.")
     temperature: Temperature = knob(0.0, "Temperature of the tokens; 0 takes the most probable one.")
     top_p: TopP = knob(1.0, "Draw from the most probable tokens that together have this probability.")
-    guidance: Guidance = knob(1.0, "Strength of register guidance; any value but 1 doubles the demasker calls.")
+    guidance: Guidance = knob(
+        1.0,
+        "Strength of guidance by registers (LLaDA: by the prompt); any value but 1 doubles the demasker calls.",
+    )
     eos_last: bool = True  # reveal no EOS token before the tokens in front of it
 
     def plan(self, length: int) -> DecodePlan:
@@ -83,6 +88,14 @@ class Drawing:
     refresh_at: tuple[Share, ...] = (0.5,)  # ConWithinDisc draws again after these shares of the calls (D9)
     largest_offset: Share = 0.1  # of the block offsets; must be as in training (D4)
     time_shift: Positive = 1.0  # of the diffusion times; must be as in training
+
+
+def with_decoding_knobs(decoding: Decoding, knobs: dict[str, Any]) -> Decoding:
+    """Return the config with single fields changed."""
+    names = [entry.name for entry in fields(decoding)]
+    if unknown := sorted(set(knobs) - set(names)):
+        raise ValueError(f"no decoding option {unknown[0]!r}: take one of {', '.join(sorted(names))}")
+    return replace(decoding, **knobs)
 
 
 def with_knobs(decoding: Decoding, drawing: Drawing, knobs: dict[str, Any]) -> tuple[Decoding, Drawing]:

@@ -42,6 +42,23 @@ class Guided:
         return self.demasker(noisy_tokens, registers, rows=rows)
 
 
+@dataclass(frozen=True)
+class PromptGuided:
+    """A base that is guided by its prompt instead of registers; without "registers", the prompt is masked.
+
+    With `strengthened`, this is LLaDA's classifier-free guidance: its scale s is guidance s + 1.
+    """
+
+    demasker: LLaDA
+    prompt_length: int
+
+    def __call__(self, noisy_tokens: TokenIds, registers: RegisterBank | None, rows: PositionIndices) -> RowLogits:
+        if registers is None:
+            in_prompt = torch.arange(noisy_tokens.shape[1], device=noisy_tokens.device) < self.prompt_length
+            noisy_tokens = noisy_tokens.masked_fill(in_prompt, self.demasker.config.mask_id)
+        return self.demasker(noisy_tokens, rows=rows)
+
+
 def strengthened(demask: Demask, guidance: float) -> Demask:
     """Classifier-free guidance by registers: without + guidance * (with - without).
 

@@ -70,6 +70,12 @@ class Canvas:
         allowed = None if self.allowed is None else self.allowed.repeated(count)
         return replace(self, tokens=self.tokens.expand(count, -1), allowed=allowed)
 
+    def rows(self, numbers: range) -> "Canvas":
+        """Return the canvases of these samples."""
+        index = torch.arange(numbers.start, numbers.stop, device=self.device)
+        allowed = None if self.allowed is None else self.allowed.of_samples(index)
+        return replace(self, tokens=self.tokens[index], allowed=allowed)
+
     def to(self, device: torch.device) -> "Canvas":
         allowed = None if self.allowed is None else Allowed(*(part.to(device) for part in self.allowed))
         return replace(self, tokens=self.tokens.to(device), allowed=allowed)

@@ -5,7 +5,7 @@ does not import torch.
 """
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import takewhile
@@ -42,22 +42,23 @@ class SpecialIds:
 class Tokenizer:
     """A tokenizer.json with its special ids. Text is never encoded as a special token."""
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any, **known_ids: int) -> None:
+        """Wrap a tokenizer of the library; `known_ids` (mask, bos, eos, pad) go before those found by name."""
         self._tokenizer = tokenizer
         self._tokenizer.encode_special_tokens = True  # "<|mask|>" in a program is eight characters
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
-        self.special = _special_ids(tokenizer)
+        self.special = _special_ids(tokenizer, known_ids)
 
     @classmethod
-    def load(cls, file: str | os.PathLike[str]) -> "Tokenizer":
+    def load(cls, file: str | os.PathLike[str], **known_ids: int) -> "Tokenizer":
         import tokenizers
 
         path = Path(file)
         if not path.is_file():
             raise ValueError(f"{path} is missing: expected a tokenizer.json")
         try:
-            return cls(tokenizers.Tokenizer.from_file(str(path)))
+            return cls(tokenizers.Tokenizer.from_file(str(path)), **known_ids)
         except Exception as error:  # the library raises bare exceptions
             raise ValueError(f"{path} is not a usable tokenizer.json: {error}") from error
 
@@ -99,6 +100,11 @@ class Tokenizer:
         raw.add_special_tokens([tokenizers.AddedToken(_NAMES["mask"][0], special=True, normalized=False)])
         return Tokenizer(raw)
 
+    @property
+    def ids(self) -> dict[str, int]:
+        """The id of each token, special ones included."""
+        return self._tokenizer.get_vocab(with_added_tokens=True)
+
     def __len__(self) -> int:
         return self._tokenizer.get_vocab_size(with_added_tokens=True)
 
@@ -115,6 +121,20 @@ class Tokenizer:
         if self.special.eos in ids[1:]:
             ids = ids[: ids.index(self.special.eos, 1)]
         return self._tokenizer.decode(ids, skip_special_tokens=True)
+
+    @property
+    def raw(self) -> Any:
+        """The tokenizer as the library `tokenizers` has it. Copy it before you change it."""
+        return self._tokenizer
+
+    def id_of(self, name: str | None) -> int | None:
+        """Return the id of a token by its name, such as `<|eot_id|>`; None if there is no such token."""
+        return None if name is None else self._tokenizer.token_to_id(name)
+
+    @property
+    def adds_bos(self) -> bool:
+        """Whether tokenizer.json itself puts BOS before a text; `encode` never does."""
+        return self._tokenizer.encode("", add_special_tokens=True).ids[:1] == [self.special.bos]
 
     @cached_property
     def token_bytes(self) -> list[bytes | None]:
@@ -142,11 +162,11 @@ class Tokenizer:
         return self._tokenizer.to_str(pretty=False)
 
 
-def _special_ids(tokenizer: Any) -> SpecialIds:
+def _special_ids(tokenizer: Any, known_ids: Mapping[str, int]) -> SpecialIds:
     ids = {
         role: next((i for name in names if (i := tokenizer.token_to_id(name)) is not None), None)
         for role, names in _NAMES.items()
-    }
+    } | dict(known_ids)
     eos = ids["eos"]
     if eos is None:
         raise ValueError(f"the tokenizer has no EOS token: expected one of {', '.join(_NAMES['eos'])}")

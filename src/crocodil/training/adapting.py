@@ -129,7 +129,18 @@ _LLADA_NAMES = {
     "mlp.up_proj.weight": "up.weight",
     "mlp.down_proj.weight": "down.weight",
 }
-_SAME_FIELDS = ("vocab_size", "width", "num_heads", "num_kv_heads", "head_width", "mlp_width", "rope_theta")
+_LLADA_BIASES = {
+    "self_attn.q_proj.bias": "query.bias",
+    "self_attn.k_proj.bias": "key.bias",
+    "self_attn.v_proj.bias": "value.bias",
+}
+_LLADA_NORMS = {
+    "self_attn.q_norm.weight": "query_norm.weight",
+    "self_attn.k_norm.weight": "key_norm.weight",
+}
+_SAME_FIELDS = (
+    "vocab_size", "width", "num_heads", "num_kv_heads", "head_width", "mlp_width", "rope_theta", "qkv_bias",
+)  # fmt: skip
 
 
 def check_encoder_fits_base(encoder: RegisterEncoderConfig, base: LLaDAConfig) -> None:
@@ -138,6 +149,8 @@ def check_encoder_fits_base(encoder: RegisterEncoderConfig, base: LLaDAConfig) -
         wanted, available = getattr(encoder, name), getattr(base, name)
         if wanted != available:
             raise ValueError(f"encoder.{name} is {wanted}, but the base has {available}: {_ADVICE}")
+    if base.qk_norm and encoder.without_qk_norm:
+        raise ValueError(f"encoder.without_qk_norm is true, but the base has norms of queries and keys: {_ADVICE}")
     if encoder.num_layers > base.num_layers:
         wanted, available = encoder.num_layers, base.num_layers
         raise ValueError(f"encoder.num_layers is {wanted}, but the base has {available}: {_ADVICE}")
@@ -150,11 +163,15 @@ _ADVICE = "make them fit, or set encoder_begins_as_base=false"
 def init_from_base(encoder: RegisterEncoder, base: LLaDA, generator: torch.Generator) -> RegisterEncoder:
     """Copy the base's embeddings and first blocks into the encoder.
 
-    Qwen3's blocks equal LLaDA's, except for their norms of queries and keys, which keep their initial values.
+    The blocks compute the same, unless the encoder has norms of queries and keys and the base has none: these keep
+    their initial values.
     """
     check_encoder_fits_base(encoder.config, base.config)
     encoder.backbone.embed_tokens.weight.copy_(base.embed.weight)
+    biases = _LLADA_BIASES if base.config.qkv_bias else {}
+    norms = _LLADA_NORMS if base.config.qk_norm else {}
+    names = _LLADA_NAMES | biases | norms
     for layer, block in zip(encoder.backbone.layers, base.blocks, strict=False):
-        for name, llada_name in _LLADA_NAMES.items():
+        for name, llada_name in names.items():
             layer.get_parameter(name).copy_(block.get_parameter(llada_name))
     return encoder.init_registers(generator)  # at the scale of the copied embeddings

@@ -21,6 +21,7 @@ from crocodil.seeding import Streams
 from crocodil.shapes import RegisterBank, TokenIds
 from crocodil.training.work import Work
 
+NUM_VALID = 128  # programs of each length that are validated
 REGISTERS_FILE = "registers.npy"
 
 
@@ -39,7 +40,7 @@ class Data:
     valid: Sequence[Programs]
     batch_size: int
     seed: int = 0
-    num_valid: int = 128
+    num_valid: int = NUM_VALID
     device: str = "cpu"
 
     def __post_init__(self) -> None:

@@ -1,7 +1,8 @@
-"""Estimate parameters, tokens and memory of a run before it starts."""
+"""Estimate parameters, tokens, memory and operations of a run before it starts."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from statistics import fmean
 
 import torch
 
@@ -11,13 +12,18 @@ from crocodil.models.register_denoiser import RegisterDenoiser
 from crocodil.models.register_encoder import RegisterEncoder
 from crocodil.sampling.cost import num_parameters
 from crocodil.training.adapting import LoRA
+from crocodil.training.data import NUM_VALID
 from crocodil.training.loop import LoopConfig
 from crocodil.training.run_config import Run
+from crocodil.training.validation import MOST_LOGITS
+from crocodil.training.work import base_flops, conditional_flops, guided_flops, prior_flops
 
 _TRAINED_BYTES = 4 + 4 + 8 + 4  # weight, gradient, two moments, average
 _FROZEN_BYTES = 4
 _ADAPTED_BYTES = 2  # a frozen backbone with adapters is kept in bfloat16
+_EVALUATED_BYTES = _TRAINED_BYTES + 4  # while averages are evaluated, the weights are kept beside them
 _BYTES_PER_ACTIVATION = 34  # a block keeps about this many bytes per channel and position, in bfloat16
+_BYTES_WITHOUT_MLP = 17.5  # of these; the rest are three activations of a gated MLP of 2.75 times the width
 _BYTES_PER_RECOMPUTED = 2  # only the input of the block is kept
 _BYTES_PER_LOGIT = 10  # bfloat16, float32, and the gradient
 
@@ -30,6 +36,7 @@ class Estimate:
     steps: int
     batch: int
     tokens: int  # in all steps, padding included
+    flops: float  # operations in all steps, as training/work.py counts them
     gigabytes: float  # per device
 
 
@@ -43,22 +50,73 @@ def estimates(run: Run, *, num_devices: int = 1) -> list[Estimate]:
     count = num_parameters
     frozen = count(base) if adapters else 0
     guided = count(encoder) + count(demasker) - frozen + adapters
+    frozen_in_base = _frozen_in_base(run, base)
     base_activations, guided_activations, encoding, denoising = _activations(run)
     trains_encoder = run.condition_encoder_learns
+    flops = step_flops(run)
     return [
-        _estimate("base", run.base_loop, num_devices, [base_activations], trained=count(base)),
         _estimate(
-            "guided", run.guided_loop, num_devices, [guided_activations, encoding], trained=guided, frozen=frozen,
-            frozen_bytes=_ADAPTED_BYTES,
+            "base", run.base_loop, flops, num_devices, [base_activations], trained=count(base) - frozen_in_base[0],
+            frozen=sum(frozen_in_base),
         ),
-        _estimate("prior", run.prior_loop, num_devices, [denoising], trained=count(prior)),
         _estimate(
-            "conditional", run.conditional_loop, num_devices,
+            "guided", run.guided_loop, flops, num_devices, [guided_activations, encoding], trained=guided,
+            frozen=frozen, frozen_bytes=_ADAPTED_BYTES,
+        ),
+        _estimate("prior", run.prior_loop, flops, num_devices, [denoising], trained=count(prior)),
+        _estimate(
+            "conditional", run.conditional_loop, flops, num_devices,
             [denoising, encoding] if trains_encoder else [denoising],
             trained=count(conditional) + trains_encoder * count(encoder),
             frozen=(not trains_encoder) * count(encoder),
         ),
     ]  # fmt: skip
+
+
+def step_flops(run: Run) -> dict[str, float]:
+    """Return the operations of one step of each stage, as the mean over the lengths that take turns."""
+    teacher_layers = 0
+    if run.causal is not None and run.causal.align_weight:
+        teacher_layers = max(run.causal.layers or [run.demasker.backbone.num_layers - 1]) + 1
+    samples = {
+        "base": [
+            base_flops(run.demasker.backbone, length=length, teacher_layers=teacher_layers)
+            for length in run.lengths
+        ],
+        "guided": [
+            guided_flops(
+                run.demasker, run.encoder, length=length, all_mask_rate=run.guided_objective.all_mask_rate,
+                adapted=run.lora is not None,
+            )
+            for length in run.lengths
+        ],
+        "prior": [prior_flops(run.prior)],
+        "conditional": [
+            conditional_flops(
+                run.conditional, run.encoder, length=length, bare_rate=run.prior_objective.bare_rate,
+                encoder_learns=run.condition_encoder_learns,
+            )
+            for length in run.lengths
+        ],
+    }  # fmt: skip
+    return {stage: getattr(run, f"{stage}_loop").batch_size * fmean(flops) for stage, flops in samples.items()}
+
+
+def _frozen_in_base(run: Run, base: LLaDA) -> tuple[int, int]:
+    """Return the frozen parameters of the base, and those of the causal model that it is aligned with."""
+    if run.causal is None:
+        return 0, 0
+    tables = [base.embed] if base.head is None else [base.embed, base.head]
+    num_in_tables = (
+        sum(map(num_parameters, tables)) - run.demasker.backbone.width
+    )  # the mask token's row is trained
+    num_layers = (run.causal.layers or (run.demasker.backbone.num_layers - 1,))[-1] + 1
+    with torch.device("meta"):
+        teacher = LLaDA(replace(run.demasker.backbone, num_layers=num_layers))
+    return (
+        num_in_tables if run.causal.freeze_embeddings else 0,
+        num_parameters(teacher) if run.causal.align_weight else 0,
+    )
 
 
 @dataclass(frozen=True)
@@ -68,13 +126,16 @@ class Activations:
     positions: int
     num_layers: int
     width: int
+    mlp_width: int | None = None  # of a gated MLP; None: of the usual size
     logits: float = 0.0
 
     def bytes(self, *, recomputed: bool) -> float:
-        channels = self.num_layers * self.width
-        per_position = channels * _BYTES_PER_ACTIVATION
+        block: float = self.width * _BYTES_PER_ACTIVATION
+        if self.mlp_width is not None:
+            block = self.width * _BYTES_WITHOUT_MLP + 6 * self.mlp_width
+        per_position = self.num_layers * block
         if recomputed:  # the inputs of all blocks, and the activations of the block that is recomputed
-            per_position = channels * _BYTES_PER_RECOMPUTED + self.width * _BYTES_PER_ACTIVATION
+            per_position = self.num_layers * self.width * _BYTES_PER_RECOMPUTED + block
         return self.positions * per_position + self.logits * _BYTES_PER_LOGIT
 
 
@@ -83,11 +144,12 @@ def _activations(run: Run) -> tuple[Activations, Activations, Activations, Activ
     demasker, encoder, prior = run.demasker.backbone, run.encoder, run.prior
     length = max(run.lengths)
     with_registers = length + run.demasker.num_registers + 2
+    shape = (demasker.num_layers, demasker.width, demasker.mlp_width)
     hidden, guided_hidden = length / 2, 0.625 * length  # with a quarter of the samples fully masked
     return (
-        Activations(length, demasker.num_layers, demasker.width, hidden * demasker.vocab_size),
-        Activations(with_registers, demasker.num_layers, demasker.width, guided_hidden * demasker.vocab_size),
-        Activations(with_registers, encoder.num_layers, encoder.width),
+        Activations(length, *shape, hidden * demasker.vocab_size),
+        Activations(with_registers, *shape, guided_hidden * demasker.vocab_size),
+        Activations(with_registers, encoder.num_layers, encoder.width, encoder.mlp_width),
         Activations(run.num_prior_registers, prior.num_layers, prior.width),
     )
 
@@ -95,6 +157,7 @@ def _activations(run: Run) -> tuple[Activations, Activations, Activations, Activ
 def _estimate(
     stage: str,
     loop: LoopConfig,
+    flops: dict[str, float],
     num_devices: int,
     activations: Sequence[Activations],
     *,
@@ -104,9 +167,21 @@ def _estimate(
 ) -> Estimate:
     micro_batch = loop.batch_size / loop.num_accumulated / num_devices
     kept = micro_batch * sum(network.bytes(recomputed=loop.recompute_blocks) for network in activations)
-    memory = (trained * _TRAINED_BYTES + frozen * frozen_bytes) / num_devices + kept
+    training = trained * _TRAINED_BYTES / num_devices + kept
+    evaluated_logits = min(2 * NUM_VALID * activations[0].logits, MOST_LOGITS)
+    evaluating = trained * _EVALUATED_BYTES / num_devices + evaluated_logits * _BYTES_PER_LOGIT
+    memory = max(training, evaluating) + frozen * frozen_bytes / num_devices
     tokens = loop.num_steps * loop.batch_size * activations[0].positions
-    return Estimate(stage, trained, frozen, loop.num_steps, loop.batch_size, tokens, memory / 1e9)
+    return Estimate(
+        stage,
+        trained,
+        frozen,
+        loop.num_steps,
+        loop.batch_size,
+        tokens,
+        loop.num_steps * flops[stage],
+        memory / 1e9,
+    )
 
 
 def num_adapter_parameters(config: LLaDAConfig, lora: LoRA) -> int:

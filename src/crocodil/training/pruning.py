@@ -2,20 +2,21 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from crocodil.checkpoints.causal import load_causal, read_causal_config
+from crocodil.checkpoints.causal import TOKENIZER_FILE, load_causal, read_causal_config
 from crocodil.checkpoints.tensors import StrPath
 from crocodil.corpus.order import Order
 from crocodil.models.llada import LLaDA
 from crocodil.runtime.progress import progress
 from crocodil.shapes import Positions, TokenIds
 from crocodil.training.data import to_device
-from crocodil.training.run import check_vocabulary
+from crocodil.training.run import check_tokens, check_vocabulary
 from crocodil.training.stage_setup import Workspace
 
 NUM_PROGRAMS = 64  # of the training split
@@ -28,6 +29,7 @@ def choose_layers(
     """Return the layers that a base keeps of a causal model; the main rank chooses for all ranks."""
     shape, ranks = read_causal_config(directory), workspace.ranks
     check_vocabulary(workspace.corpus, shape)
+    check_tokens(workspace.corpus, Path(directory) / TOKENIZER_FILE)
     spaced = spaced_layers(shape.num_layers, num_kept)
     if choice == "spaced":
         return spaced

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from crocodil.checkpoints import checksums
+from crocodil.checkpoints.hub import recorded_name
 from crocodil.runtime.atomic import whole_file
 from crocodil.runtime.config import read_json
 
@@ -71,11 +72,12 @@ def _differing(recorded: Any, current: dict[str, Any], file: Path) -> list[str]:
 
 
 _UNSET = object()
-_OFF = (None, False, [])  # a field that is newer than the record changes nothing if it has one of these values
+# A field that is newer than the record changes nothing if it has one of these values.
+_OFF: tuple[Any, ...] = (None, False, [])
 
 
 def _to_text(value: object) -> str:
-    return str(value.resolve()) if isinstance(value, Path) else str(value)
+    return recorded_name(value.resolve()) if isinstance(value, Path) else str(value)
 
 
 # ---------------------------------------------------------------- fields of a config
@@ -121,14 +123,17 @@ def _checksum(values: Mapping[str, Any]) -> str:
 
 
 def checksum_of(path: Path) -> str:
-    """Return the checksum of a file or folder; a folder with a checksum file is represented by that file."""
+    """Return the checksum of a file, or of the JSON and weights in a folder; its checksum file stands for these.
+
+    Other files do not count: other tools may add some to a folder in the hub's cache.
+    """
     listed = path / checksums.CHECKSUM_FILE
     if path.is_file():
         files = [path]
     elif listed.is_file():
         files = [listed]
     else:
-        files = sorted(filter(Path.is_file, path.iterdir()))
+        files = sorted([*path.glob("*.json"), *path.glob("*.safetensors")])
     total = sha256()
     for file in files:
         total.update(f"{file.name} {checksums.sha256(file)}\n".encode())

@@ -13,12 +13,13 @@ from torch import Tensor, nn
 
 from crocodil.checkpoints.causal import read_causal_config
 from crocodil.checkpoints.format import save_model
-from crocodil.corpus.shards import Corpus
+from crocodil.corpus.shards import TOKENIZER_FILE, Corpus
 from crocodil.models.demasker import Demasker
 from crocodil.models.llada import LLaDA, LLaDAConfig
 from crocodil.runtime.atomic import remove_unfinished
 from crocodil.runtime.distributed import full_tensor, locked_for_ranks, whole_directory_for_ranks
 from crocodil.text.encode import encode_tokens
+from crocodil.text.tokenizer import Tokenizer
 from crocodil.training.adapting import (
     FrozenTable,
     check_encoder_fits_base,
@@ -115,6 +116,9 @@ def check_stage(name: str, run: Run, workspace: Workspace) -> None:
 def _check_corpus(run: Run, workspace: Workspace, *, uses_encoder: bool) -> None:
     from_scratch = run.causal is None and run.pretrained.llada is None
     check_vocabulary(workspace.corpus, run.demasker.backbone, exact=from_scratch)
+    for folder in (run.pretrained.llada, None if run.causal is None else run.causal.directory):
+        if folder is not None and (folder / TOKENIZER_FILE).exists():
+            check_tokens(workspace.corpus, folder / TOKENIZER_FILE)
     vocab_size = workspace.corpus.description["tokenizer"]["vocab_size"]
     encoder_fits = fits(vocab_size, run.encoder.vocab_size, exact=from_scratch)
     if uses_encoder and run.pretrained.qwen is None and not encoder_fits:
@@ -133,15 +137,26 @@ def _check_corpus(run: Run, workspace: Workspace, *, uses_encoder: bool) -> None
 
 
 def check_vocabulary(corpus: Corpus, base: LLaDAConfig, *, exact: bool = False) -> None:
-    """Refuse a corpus in another vocabulary than the base's; a pretrained one may have unused rows."""
+    """Refuse a corpus in another vocabulary than the base's; a pretrained one may have unused rows.
+
+    Programs are filled up with EOS, so the padding token does not matter.
+    """
     vocabulary = corpus.description["tokenizer"]
     if not fits(vocabulary["vocab_size"], base.vocab_size, exact=exact):
         sizes = f"the corpus has a vocabulary of {vocabulary['vocab_size']}, the run one of {base.vocab_size}"
         raise ValueError(f"{sizes}: {_REBUILD}")
-    for name in ("mask", "eos", "pad"):
+    for name in ("mask", "eos"):
         token, expected = vocabulary["special"][name], getattr(base, f"{name}_id")
         if token != expected:
             raise ValueError(f"the {name} token has id {token} in the corpus, {expected} in the base: {_REBUILD}")
+
+
+def check_tokens(corpus: Corpus, file: Path) -> None:
+    """Refuse a corpus whose tokens are others than those of a checkpoint's tokenizer.json."""
+    known, used = (Tokenizer.load(path).with_mask().ids for path in (file, corpus.directory / TOKENIZER_FILE))
+    if differ := used.items() - known.items():
+        token, index = min(differ, key=lambda pair: pair[1])
+        raise ValueError(f"token {index} of the corpus is {token!r}, which is another one in {file}: {_REBUILD}")
 
 
 def fits(num_tokens: int, num_rows: int, *, exact: bool) -> bool:

@@ -6,6 +6,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
+from crocodil.checkpoints.hub import recorded_name
 from crocodil.models.demasker import DemaskerConfig
 from crocodil.models.register_denoiser import RegisterDenoiserConfig
 from crocodil.models.register_encoder import RegisterEncoderConfig
@@ -100,7 +101,11 @@ def write_run_file(run: Run, out: Path) -> None:
     with locked(out, wait_s=60):  # other stages may be starting at the same time
         remove_unfinished(out)
         with whole_file(out / RUN_FILE) as unfinished:
-            unfinished.write_text(json.dumps(asdict(run), default=str, indent=2) + "\n")
+            unfinished.write_text(json.dumps(asdict(run), default=_to_text, indent=2) + "\n")
+
+
+def _to_text(value: object) -> str:
+    return recorded_name(value) if isinstance(value, Path) else str(value)
 
 
 def read_run_file(directory: Path) -> dict[str, Any]:

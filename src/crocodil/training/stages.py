@@ -94,9 +94,10 @@ class BaseStage:
         metrics: dict[str, float] = {}
         for batch in self.data.validation_batches():
             metrics |= demasking_metrics(
-                lambda noisy, rows: self.demasker(noisy, rows=rows),
+                lambda noisy, rows, _: self.demasker(noisy, rows=rows),
                 batch.tokens,
                 mask_id=self.demasker.config.mask_id,
+                vocab_size=self.demasker.config.vocab_size,
                 suffix=batch.suffix,
             )
         return metrics
@@ -162,7 +163,7 @@ class GuidedStage:
 
     def evaluate(self) -> dict[str, float]:
         """Validate with all registers, with those that a prior will model, and with none."""
-        mask_id = self.demasker.config.backbone.mask_id
+        backbone = self.demasker.config.backbone
         metrics: dict[str, float] = {}
         for batch in self.data.validation_batches():
             registers = self.encode(batch.tokens)
@@ -170,12 +171,17 @@ class GuidedStage:
             if self.num_prior_registers:
                 counts[f" with {self.num_prior_registers} registers"] = self.num_prior_registers
             for label, count in counts.items():
-                demask, suffix = partial(self._demask, registers[:, :count]), label + batch.suffix
-                metrics |= demasking_metrics(demask, batch.tokens, mask_id=mask_id, suffix=suffix)
+                metrics |= demasking_metrics(
+                    partial(self._demask, registers[:, :count]),
+                    batch.tokens,
+                    mask_id=backbone.mask_id,
+                    vocab_size=backbone.vocab_size,
+                    suffix=label + batch.suffix,
+                )
         return metrics
 
-    def _demask(self, registers: Tensor, noisy_tokens: Tensor, rows: Tensor) -> Tensor:
-        return self.demasker(noisy_tokens, registers, rows=rows)
+    def _demask(self, registers: Tensor, noisy_tokens: Tensor, rows: Tensor, samples: slice) -> Tensor:
+        return self.demasker(noisy_tokens, registers[samples], rows=rows)
 
 
 @dataclass

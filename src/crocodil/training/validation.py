@@ -1,8 +1,12 @@
 """Metrics on validation programs. Programs, masks and noise are the same at every evaluation."""
 
+from collections.abc import Callable
+from functools import partial
+from typing import TypeAlias
+
 import torch
 
-from crocodil.metrics.likelihood import Demask, demasking_accuracy
+from crocodil.metrics.likelihood import Accuracy, demasking_accuracy
 from crocodil.metrics.register_quality import prdc_per_register, psnr, squared_error_by_time
 from crocodil.models.register_denoiser import RegisterDenoiserConfig
 from crocodil.objectives import PriorObjective
@@ -11,22 +15,41 @@ from crocodil.processes.masking import Masked, mask_tokens
 from crocodil.sampling.algorithms import draw_registers
 from crocodil.sampling.configs import Drawing
 from crocodil.seeding import Streams
-from crocodil.shapes import RegisterBank, TokenIds
+from crocodil.shapes import Positions, RegisterBank, RowLogits, TokenIds
+
+# (noisy tokens, positions of the logits, which of the samples these are)
+DemaskSamples: TypeAlias = Callable[[TokenIds, Positions, slice], RowLogits]
 
 MASK_PROBS = (0.1, 0.5, 0.9, 1.0)
 TIMES = (0.1, 0.3, 0.5, 0.7, 0.9)
 NUM_DRAW_STEPS = 32
 NUM_NEIGHBOURS = 5  # of PRDC
+MOST_LOGITS = 1 << 28  # at once; with copies for the cross-entropy they take 2.7 GB
 
 
-def demasking_metrics(demask: Demask, tokens: TokenIds, *, mask_id: int, suffix: str = "") -> dict[str, float]:
-    """Return cross-entropy and top-1 accuracy at the hidden positions, for several mask probabilities."""
+def demasking_metrics(
+    demask: DemaskSamples, tokens: TokenIds, *, mask_id: int, vocab_size: int, suffix: str = ""
+) -> dict[str, float]:
+    """Return cross-entropy and top-1 accuracy at the hidden positions, for several mask probabilities.
+
+    With a large vocabulary, few samples at a time are demasked.
+    """
+    size = max(1, MOST_LOGITS // (tokens.shape[1] * vocab_size))
+    parts = [slice(start, min(start + size, len(tokens))) for start in range(0, len(tokens), size)]
     metrics = {}
     for prob in MASK_PROBS:
-        accuracy = demasking_accuracy(demask, tokens, prob, mask_id=mask_id, streams=_streams(tokens))
+        accuracy = Accuracy()
+        for part in parts:
+            streams = Streams.of("valid", samples=range(part.start, part.stop), device=tokens.device)
+            demask_part = partial(_demask_part, demask, part)
+            accuracy += demasking_accuracy(demask_part, tokens[part], prob, mask_id=mask_id, streams=streams)
         metrics[f"valid cross-entropy at mask {prob}{suffix}"] = accuracy.cross_entropy
         metrics[f"valid top-1 at mask {prob}{suffix}"] = accuracy.top1
     return metrics
+
+
+def _demask_part(demask: DemaskSamples, part: slice, noisy_tokens: TokenIds, rows: Positions) -> RowLogits:
+    return demask(noisy_tokens, rows, part)
 
 
 def mask_half(tokens: TokenIds, *, mask_id: int) -> Masked:

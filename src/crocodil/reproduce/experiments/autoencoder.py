@@ -52,7 +52,7 @@ def autoencoder_row(context: Context, pipe: Crocodil, block: int, calls: int) ->
     return {
         "cer": fmean(errors),
         "exact_share": fmean(error == 0 for error in errors),
-        "bert_score": context.evaluator.bert_score(texts, made.texts),
+        **context.evaluator.bert_score_row(texts, made.texts),
         **context.evaluator.score(made.texts),
         "nfe": made.nfe,
         "flop_nfe": made.flop_nfe,
@@ -98,9 +98,11 @@ def show(rows: Sequence[Row]) -> Section:
 
 
 def _show_length(rows: Sequence[Row], length: int) -> list[Block]:
+    by_judge = any(row.get("bert_score_judge") is not None for row in rows)  # older rows lack it
     heads = [
-        "block", "calls", "Gen-PPL", "Gen-PPL, published", "BERTScore", "BERTScore, published", "CER",
-        "CER, published", "exact copies", "entropy", "NFE", "NFE by FLOPs", "seconds",
+        "block", "calls", "Gen-PPL", "Gen-PPL, published", "BERTScore", "BERTScore, published",
+        *["BERTScore by the judge"] * by_judge, "CER", "CER, published", "exact copies", "entropy",
+        "NFE", "NFE by FLOPs", "seconds",
     ]  # fmt: skip
     table = published.AUTOENCODER.get(length, {})
     odd = any(row.is_odd for row in table.values())
@@ -112,7 +114,7 @@ def _show_length(rows: Sequence[Row], length: int) -> list[Block]:
     one_block = [row for row in rows if row["block"] == length]
     return [
         Picture(f"autoencoder-{length}", _panels(rows, length)),
-        Table(heads, [_cells(row, table) for row in rows], f"Length {length}{note}"),
+        Table(heads, [_cells(row, table, by_judge) for row in rows], f"Length {length}{note}"),
         *(block for row in one_block if row["calls"] in EXAMPLE_CALLS for block in _example(row)),
     ]
 
@@ -140,7 +142,7 @@ def _panels(rows: Sequence[Row], length: int) -> list[Panel]:
     ]  # fmt: skip
 
 
-def _cells(row: Row, table: dict[tuple[int, int], published.AutoencoderRow]) -> list[str]:
+def _cells(row: Row, table: dict[tuple[int, int], published.AutoencoderRow], by_judge: bool) -> list[str]:
     paper = table.get((row["block"], row["calls"]))
     printed = [number(None)] * 3
     if paper is not None:
@@ -149,7 +151,8 @@ def _cells(row: Row, table: dict[tuple[int, int], published.AutoencoderRow]) -> 
     return [
         str(row["block"]), str(row["calls"]),
         with_spread(row["gen_ppl"], row["gen_ppl_spread"]), printed[0],
-        number(row["bert_score"]), printed[1], number(row["cer"]), printed[2],
+        number(row["bert_score"]), printed[1], *[number(row.get("bert_score_judge"))] * by_judge,
+        number(row["cer"]), printed[2],
         percent(row["exact_share"]), *(number(row[name]) for name in ("entropy", "nfe", "flop_nfe", "seconds")),
     ]  # fmt: skip
 

@@ -1,0 +1,75 @@
+"""The model card: README.md in a model folder, which the hub shows. It has no checksum, so it can be edited."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from torch import nn
+
+from crocodil.checkpoints.hub import card_header
+from crocodil.models.demasker import Demasker
+from crocodil.models.llada import LLaDA
+from crocodil.models.register_denoiser import RegisterDenoiser
+from crocodil.models.register_encoder import RegisterEncoder
+from crocodil.pipeline.settings import Settings
+
+
+@dataclass(frozen=True, kw_only=True)
+class Card:
+    """What a model card says and the model itself does not know."""
+
+    license: str = "unknown"  # of the weights, by the hub's name for it, e.g. apache-2.0
+    languages: tuple[str, ...] = ()  # e.g. ("code",) or ("en",)
+    base_models: tuple[str, ...] = ()  # names on the hub of the models that it was trained from
+    training: str = ""  # Markdown
+
+
+UNKNOWN = Card()
+
+
+def model_card(name: str, settings: Settings, networks: Mapping[str, nn.Module], card: Card) -> str:
+    """Return the card of a model as Markdown with a YAML header."""
+    header = card_header(
+        license=card.license,
+        language=list(card.languages) or None,
+        library_name="crocodil",
+        pipeline_tag="text-generation",
+        tags=["crocodil", "masked-diffusion", "text-autoencoder"],
+        base_model=list(card.base_models) or None,
+    )
+    return header + "\n".join(_body(name, settings, networks, card)) + "\n"
+
+
+def _body(name: str, settings: Settings, networks: Mapping[str, nn.Module], card: Card) -> Iterator[str]:
+    demasker, longest = networks["demasker"], settings.lengths[-1]
+    assert isinstance(demasker, Demasker)
+    registers, width = demasker.config.num_registers, demasker.config.register_width
+    yield f"# {name}\n"
+    yield "A CRoCoDiL model: a masked diffusion language model that is guided by continuous registers."
+    yield f"It encodes texts of up to {longest} tokens into {registers} registers of width {width}, decodes them"
+    yield "to text, and generates text.\n"
+    yield "| network | shape | parameters |\n|---|---|---|"
+    for part, network in networks.items():
+        count = sum(parameter.numel() for parameter in network.parameters())
+        yield f"| {part.replace('_', ' ')} | {_shape(network)} | {count:,} |"
+    yield f'\n## Use\n\n```python\nfrom crocodil import Crocodil\n\npipe = Crocodil.from_pretrained("{name}")'
+    yield "print(pipe.generate(seed=0).texts[0])\n```\n"
+    yield f"## Training\n\n{card.training or 'Not stated.'}\n"
+    if parents := demasker.config.backbone.parents:
+        yield f"Its weights come from pretrained models of these families: {', '.join(parents)}.\n"
+    yield "## Limits\n"
+    yield "It writes text that looks like its training data, and may repeat passages of it. What it writes is not"
+    yield f"checked: do not run programs that it wrote. No text has more than {longest} tokens. Its quality is not"
+    yield "stated here: `crocodil evaluate` measures it."
+
+
+def _shape(network: nn.Module) -> str:
+    if isinstance(network, Demasker):
+        return f"LLaDA, {_size(network.backbone)}"
+    if isinstance(network, LLaDA):
+        return f"LLaDA, {_size(network)}"
+    assert isinstance(network, RegisterEncoder | RegisterDenoiser)
+    return f"{_size(network)}, {network.config.num_registers} registers"
+
+
+def _size(network: LLaDA | RegisterEncoder | RegisterDenoiser) -> str:
+    return f"{network.config.num_layers} layers x {network.config.width}"
