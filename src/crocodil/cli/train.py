@@ -150,7 +150,7 @@ class _Causal:
         if self.layers is not None and self.keep_layers is not None:
             raise ValueError("--layers and --keep-layers exclude each other: give one of them")
 
-    def begin(self, run: "Run", layers: tuple[int, ...] | None) -> "Run":
+    def begin(self, run: "Run", layers: tuple[int, ...] | None, muon_rate: float | None = None) -> "Run":
         """Return the run that begins as these layers of the causal model."""
         from crocodil.presets.causal_starts import begin_as_causal
         from crocodil.training.run_config import CausalStart
@@ -162,13 +162,14 @@ class _Causal:
             shifted=self.shift,
             freeze_embeddings=self.freeze_embeddings,
             align_weight=self.align,
+            muon_rate=muon_rate,
         )
         return begin_as_causal(run, start)
 
 
 def _with_causal_start(run: "Run", asked: _Causal, stage: str, workspace: "Workspace", *, resume: bool) -> "Run":
     """Return the run with its causal start: in stage base as asked for or, to resume it, as recorded."""
-    from crocodil.presets.causal_starts import begin_as_causal, continue_from_causal
+    from crocodil.presets.causal_starts import begin_as_causal, continue_from_causal, fitting_muon_rate
     from crocodil.training.pruning import choose_layers
     from crocodil.training.run_config import read_causal_start
 
@@ -179,14 +180,15 @@ def _with_causal_start(run: "Run", asked: _Causal, stage: str, workspace: "Works
         if recorded is None:
             return run
         return begin_as_causal(run, replace(recorded, directory=local_folder(str(recorded.directory))))
+    rate = fitting_muon_rate(asked.directory) if run.base_loop.optimiser == "muon" else None
     if asked.keep_layers is None:
-        return asked.begin(run, asked.layers)
+        return asked.begin(run, asked.layers, rate)
     if recorded is not None and recorded.layers is not None and len(recorded.layers) == asked.keep_layers:
-        return asked.begin(run, recorded.layers)
+        return asked.begin(run, recorded.layers, rate)
     layers = choose_layers(
         asked.directory, asked.keep_layers, asked.layer_choice, workspace, length=max(run.lengths)
     )
-    return asked.begin(run, layers)
+    return asked.begin(run, layers, rate)
 
 
 def _folder(model: str | None, patterns: Sequence[str]) -> Path | None:
