@@ -60,6 +60,7 @@ _NAMES_IN_VERSION_1 = {
 # Fields that configs have since version 3, and the values that older networks had.
 _NEW_IN_VERSION_3: dict[type, dict[str, Any]] = {
     RegisterEncoderConfig: {"qkv_bias": False, "without_qk_norm": False},
+    RegisterDenoiserConfig: {"standardised": False},
     LLaDAConfig: {"head_size": None, "qkv_bias": False, "qk_norm": False, "shifted": False, "parents": []},
 }
 

@@ -80,6 +80,7 @@ class Priors:
             shape=(prior.config.num_registers, prior.config.register_width),
             num_steps=num_steps,
             self_conditioned=prior.config.self_conditioned,
+            unstandardise=prior.unstandardise,
             condition_kv=condition_kv,
             streams=streams,
             on_step=on_step,
