@@ -317,6 +317,9 @@ def export(
     without: Annotated[
         list[str] | None, options.one_of(options.Network, "Leave out this network, e.g. base; may be repeated.")
     ] = None,
+    weak_prior: Annotated[
+        Path | None, typer.Option(help="Folder of a less trained denoiser, for --autoguidance.")
+    ] = None,
     int8: Annotated[
         bool, typer.Option("--int8", help="Store matrices in int8: a quarter of the size on disk.")
     ] = False,
@@ -348,6 +351,9 @@ def export(
     decoding, drawing = with_knobs(defaults.decoding, defaults.drawing, trained_with | knobs)
     settings = replace(defaults, decoding=decoding, drawing=drawing)
     qwen = run.pretrained.qwen
+    card = _card(directory, corpus, networks)
+    if weak_prior is not None:
+        networks["weak_prior"] = weak_prior
     model = Crocodil.assemble(
         networks,
         tokenizer=corpus.directory / TOKENIZER_FILE,
@@ -355,7 +361,7 @@ def export(
         settings=settings,
         device="cpu",
     )
-    model.save_pretrained(out, int8=int8, card=_card(directory, corpus, networks))
+    model.save_pretrained(out, int8=int8, card=card)
     typer.echo(f"{out}: {', '.join(networks)}")
 
 

@@ -36,6 +36,7 @@ from crocodil.pipeline.folder import (
     NETWORKS,
     check_networks,
     check_vocabulary,
+    check_weak_prior,
     load_networks,
     parts_of,
     write_folder,
@@ -76,6 +77,7 @@ class Crocodil:
     encoder: RegisterEncoder
     prior: RegisterDenoiser | None = None  # None: the conditional prior, given a bare canvas (decision D15)
     conditional: RegisterDenoiser | None = None
+    weak_prior: RegisterDenoiser | None = None  # a less trained prior, for autoguidance (decision D43)
     condition_encoder: RegisterEncoder | None = None  # None: the encoder (Sec. 4.3.2, comment iii)
     base: LLaDA | None = None  # trained by itself; None: the demasker with an empty prefix (decision D14)
     encoder_tokenizer: Tokenizer | None = None  # of an encoder with another vocabulary (decision D7)
@@ -88,6 +90,8 @@ class Crocodil:
         check_vocabulary("demasker", config.backbone.vocab_size, self.tokenizer)
         check_vocabulary("encoder", self.encoder.config.vocab_size, self.encoder_tokenizer or self.tokenizer)
         check_networks(self.demasker, self.encoder, self.prior, self.conditional, self.condition_encoder)
+        if self.weak_prior is not None:
+            check_weak_prior(self.weak_prior, (self.prior, self.conditional))
 
     # ------------------------------------------------------------ files
 
@@ -430,6 +434,7 @@ class Crocodil:
         return Priors(
             prior=self.prior,
             conditional=self.conditional,
+            weak=self.weak_prior,
             encoder=self.encoder if self.condition_encoder is None else self.condition_encoder,
             tokenizer=self.tokenizer,
             retokenizer=self._retokenizer,

@@ -1,7 +1,8 @@
 """A model folder: crocodil.json, tokenizer.json, a model card and a folder for each network."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ NETWORKS: dict[str, type[nn.Module]] = {
     "encoder": RegisterEncoder,
     "prior": RegisterDenoiser,
     "conditional": RegisterDenoiser,
+    "weak_prior": RegisterDenoiser,
     "condition_encoder": RegisterEncoder,
     "base": LLaDA,
 }
@@ -128,3 +130,20 @@ def _check_condition(conditional: RegisterDenoiser, encoder: RegisterEncoder) ->
         raise ValueError("the conditional prior has no cross-attention, like a plain prior: are the two swapped?")
     if expected != encoded:
         raise ValueError(f"the conditional prior expects {expected} (registers, width), its encoder has {encoded}")
+
+
+def check_weak_prior(weak: RegisterDenoiser, priors: Iterable[RegisterDenoiser | None]) -> None:
+    """Check that the weak prior models the same registers as a prior; its layers and width may differ."""
+    if not any(prior is not None and _models_the_same(weak, prior) for prior in priors):
+        raise ValueError(
+            "the weak prior is unlike every prior of the model in its registers, their statistics, its condition "
+            "or self-conditioning: train it on the same cached registers"
+        )
+
+
+def _models_the_same(first: RegisterDenoiser, second: RegisterDenoiser) -> bool:
+    size: dict[str, Any] = {"width": 1, "num_layers": 1, "num_heads": 1, "mlp_ratio": 1}
+    if replace(first.config, **size) != replace(second.config, **size):
+        return False
+    units = [denoiser.statistics for denoiser in (first, second) if denoiser.statistics is not None]
+    return not units or torch.equal(*units)

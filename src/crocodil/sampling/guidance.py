@@ -79,18 +79,21 @@ def strengthened(demask: Demask, guidance: float) -> Demask:
 
 @dataclass(frozen=True)
 class GuidedDenoiser:
-    """g_psi(z_s, s) with perturbed-attention guidance (decision D33) and self-conditioning guidance (D42).
+    """g_psi(z_s, s) with perturbed-attention (decision D33), self-conditioning (D42) and autoguidance (D43).
 
     The first moves the prediction away from that of the same network with identity attention, where registers do
     not attend to each other; 0 is no guidance. The second is without + scale * (with - without), where "without"
-    is the prediction of a self-conditioned denoiser that is not given its last prediction; 1 is no guidance. All
-    predictions come from one larger batch. The next step is given the prediction without guidance.
+    is the prediction of a self-conditioned denoiser that is not given its last prediction; 1 is no guidance. These
+    predictions come from one larger batch. The third is the same formula, with the prediction of a weaker network
+    for "without". Differences add up. The next step is given the prediction without guidance.
     """
 
     denoiser: Callable[..., RegisterBank]
     pag_scale: float = 0.0
     self_conditioned: bool = False
     self_cond_scale: float = 1.0
+    weak: Callable[..., RegisterBank] | None = None  # self-conditioned if the denoiser is
+    autoguidance: float = 1.0
 
     def __call__(
         self,
@@ -98,6 +101,7 @@ class GuidedDenoiser:
         time: RegisterTime,
         last_prediction: RegisterBank,
         condition_kv: Tensor | None = None,
+        weak_condition_kv: Tensor | None = None,
     ) -> Denoised:
         options: dict[str, Any] = {} if condition_kv is None else {"condition_kv": condition_kv}
         guesses = [last_prediction]  # one per prediction: the plain one, and those that guide it
@@ -118,6 +122,11 @@ class GuidedDenoiser:
             clean = clean + self.pag_scale * (prediction - guiding[0])
         if self.self_cond_scale != 1:
             clean = clean + (self.self_cond_scale - 1) * (prediction - guiding[-1])
+        if self.weak is not None and self.autoguidance != 1:
+            options = {} if weak_condition_kv is None else {"condition_kv": weak_condition_kv}
+            if self.self_conditioned:
+                options["guess"] = last_prediction
+            clean = clean + (self.autoguidance - 1) * (prediction - self.weak(noisy_registers, time, **options))
         return Denoised(clean, prediction)
 
 
