@@ -605,7 +605,7 @@ def test_export_takes_settings_and_leaves_networks_out(trained, corpus, tmp_path
     settings = ["--prior-steps", 12, "--refresh-steps", 4, "--eta", 1, "--temperature", 0.7, "--top-p", 0.9]
     settings += ["--pag-scale", 2, "--rule", "remask", "--calls", 8, "--autoguidance", 1.5]
     settings += ["--weak-prior", trained / "conditional" / "model" / "denoiser"]
-    made = run(*asked, "--without", "base", "--without", "prior", "--int8", *settings)
+    made = run(*asked, "--without", "base", "--without", "prior", "--bits", 8, *settings)
     assert made.output.strip() == f"{tmp_path / 'model'}: demasker, encoder, conditional, weak_prior"
     model = Crocodil.from_pretrained(tmp_path / "model", device="cpu")
     assert model.base is model.prior is None
@@ -619,6 +619,9 @@ def test_export_takes_settings_and_leaves_networks_out(trained, corpus, tmp_path
     card = (tmp_path / "model" / "README.md").read_text()
     assert "| guided | 40 |" in card
     assert "| base |" not in card
+    for options, message in ((["--bits", 5], "stored in 8 or 4 bits"), (["--bits", 4, "--int8"], "choose one")):
+        failed = run(*asked[:-1], tmp_path / "other", *options)
+        assert message in str(failed.exception)
     failed = run(*asked, "--without", "bass")
     assert failed.exit_code == 2
     assert "should be 'demasker', 'encoder'" in failed.output

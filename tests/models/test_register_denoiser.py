@@ -151,12 +151,12 @@ def test_statistics_of_mean_0_and_std_1_change_nothing():
     assert torch.equal(*losses)
 
 
-def test_statistics_are_stored_with_the_weights_and_exactly_even_as_int8(tmp_path):
+def test_statistics_are_stored_with_the_weights_and_exactly_in_any_number_of_bits(tmp_path):
     denoiser = tiny.denoiser(STANDARDISED)
     denoiser.statistics[1] *= torch.logspace(-3, 1, REGISTER_WIDTH)
-    for int8 in (False, True):
-        save_model(denoiser, tmp_path / str(int8), int8=int8)
-        assert torch.equal(load_model(tmp_path / str(int8)).statistics, denoiser.statistics)
+    for bits in (None, 8, 4):
+        save_model(denoiser, tmp_path / str(bits), bits=bits)
+        assert torch.equal(load_model(tmp_path / str(bits)).statistics, denoiser.statistics)
 
 
 def test_a_standardised_prior_learns_and_draws_coordinates_of_very_different_scales():

@@ -320,9 +320,13 @@ def export(
     weak_prior: Annotated[
         Path | None, typer.Option(help="Folder of a less trained denoiser, for --autoguidance.")
     ] = None,
-    int8: Annotated[
-        bool, typer.Option("--int8", help="Store matrices in int8: a quarter of the size on disk.")
-    ] = False,
+    bits: Annotated[
+        int | None,
+        typer.Option(
+            metavar="8|4", help="Store matrices in 8 or 4 bits: a quarter or a sixth of the size on disk."
+        ),
+    ] = None,
+    int8: Annotated[bool, typer.Option("--int8", help="Short for --bits 8.")] = False,
     knobs: dict[str, Any],
 ) -> None:
     """Make a model folder from the finished stages of a run.
@@ -336,9 +340,11 @@ def export(
         raise ValueError(f"{directory} holds no run: it is not a folder")
     if out.exists():
         raise ValueError(f"{out} exists: models are never overwritten, choose another folder")
+    from crocodil.checkpoints.quantised import checked_bits
     from crocodil.pipeline import Crocodil, Settings
     from crocodil.training.run_config import read_run_summary
 
+    stored_bits = checked_bits(bits, int8)
     run = read_run_summary(directory)
     networks = _finished_networks(directory, without or ())
     if "demasker" not in networks:
@@ -361,7 +367,7 @@ def export(
         settings=settings,
         device="cpu",
     )
-    model.save_pretrained(out, int8=int8, card=card)
+    model.save_pretrained(out, bits=stored_bits, card=card)
     typer.echo(f"{out}: {', '.join(networks)}")
 
 

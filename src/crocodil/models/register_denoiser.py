@@ -20,7 +20,7 @@ Tokens = Float[Tensor, "B K W"]
 Modulation = Float[Tensor, "B K S W"]  # S shifts, scales and gates per register
 Condition = Float[Tensor, "_ C E"]  # one per sample, or one shared by all samples
 KeysValues = Float[Tensor, "2 _ H C P"]  # keys and values, per head
-# Mean and standard deviation of each coordinate. One tensor, since matrices may be rounded to int8.
+# Mean and standard deviation of each coordinate. One tensor, since matrices may be rounded for storage.
 Statistics = Float[Tensor, "2 K D"]
 
 _TIME_FEATURES = 256

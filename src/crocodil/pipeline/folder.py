@@ -12,6 +12,7 @@ from torch import nn
 from crocodil.checkpoints.checksums import check_quickly, write_checksums
 from crocodil.checkpoints.format import load_model, save_model
 from crocodil.checkpoints.hub import CARD_FILE
+from crocodil.checkpoints.quantised import Bits
 from crocodil.checkpoints.tensors import Device, StrPath
 from crocodil.models.demasker import Demasker
 from crocodil.models.llada import LLaDA
@@ -46,7 +47,7 @@ def write_folder(
     *,
     card: Card = UNKNOWN,
     name: str | None = None,  # in the card; default: that of the folder
-    int8: bool = False,
+    bits: Bits | None = None,
 ) -> None:
     """Write a model folder with a card. It appears complete or not at all, and never replaces another."""
     if target.exists():
@@ -58,7 +59,7 @@ def write_folder(
         if encoder_tokenizer is not None:
             encoder_tokenizer.save(unfinished / ENCODER_TOKENIZER_FILE)
         for name, network in networks.items():
-            save_model(network, unfinished / name, int8=int8)  # type: ignore[arg-type]
+            save_model(network, unfinished / name, bits=bits)  # type: ignore[arg-type]
         write_checksums(unfinished)
 
 
