@@ -127,9 +127,9 @@ def near_duplicates(signature: NDArray[np.uint32], similarity: float) -> Mask:
 
 def exactly_known(digest: NDArray[np.uint64], known: NDArray[np.uint64]) -> Mask:
     """Mark texts that are equal to a known one."""
-    as_one = [("first", np.uint64), ("second", np.uint64)]  # both words of a digest as one value
-    both = (np.ascontiguousarray(digests).view(as_one)[:, 0] for digests in (digest, known))
-    return np.isin(*both)
+    both_words = np.dtype([("first", np.uint64), ("second", np.uint64)])
+    ours, theirs = (np.ascontiguousarray(digests).view(both_words)[:, 0] for digests in (digest, known))
+    return np.isin(ours, theirs)
 
 
 def nearly_known(signature: NDArray[np.uint32], known: NDArray[np.uint32], similarity: float) -> Mask:
