@@ -11,8 +11,9 @@ from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3Model
 from crocodil.checkpoints.checksums import write_checksums
 from crocodil.checkpoints.format import load_model, save_model
 from crocodil.checkpoints.llada import llada_config, llada_name, load_llada
+from crocodil.checkpoints.quantised import from_int4, from_int8, to_int4, to_int8
 from crocodil.checkpoints.qwen3 import load_qwen3_embedding
-from crocodil.checkpoints.tensors import from_int8, to_int8, write_tensors
+from crocodil.checkpoints.tensors import write_tensors
 from crocodil.models.llada import LLaDA, LLaDAConfig
 from crocodil.processes.registers import normalise
 from crocodil.seeding import generator_for
@@ -314,14 +315,14 @@ MATRIX = "blocks.1.up.weight"
 @pytest.fixture
 def rounded(tmp_path):
     """A model with its matrices in int8, to damage."""
-    save_model(tiny.llada(), tmp_path / "rounded", int8=True)
+    save_model(tiny.llada(), tmp_path / "rounded", bits=8)
     return tmp_path / "rounded"
 
 
 @pytest.mark.parametrize("name", BUILDERS)
 def test_int8_moves_matrices_by_half_a_step_at_most_and_nothing_else(tmp_path, name):
     model = BUILDERS[name]()
-    save_model(model, tmp_path / "model", int8=True)
+    save_model(model, tmp_path / "model", bits=8)
     loaded = load_model(tmp_path / "model").state_dict()
     for key, tensor in model.state_dict().items():
         step = tensor.abs().amax(dim=-1, keepdim=True) / 127 if tensor.ndim == 2 else torch.zeros(())
@@ -332,7 +333,7 @@ def test_int8_moves_matrices_by_half_a_step_at_most_and_nothing_else(tmp_path, n
 def test_what_was_rounded_once_stays_as_it_is(rounded, tmp_path):
     model = load_model(rounded)
     save_model(model, tmp_path / "plain")
-    save_model(model, tmp_path / "again", int8=True)
+    save_model(model, tmp_path / "again", bits=8)
     for other in ("plain", "again"):
         again = load_model(tmp_path / other).state_dict()
         assert all(torch.allclose(again[key], tensor, rtol=1e-6) for key, tensor in model.state_dict().items())
@@ -347,8 +348,8 @@ def test_a_rounded_model_loads_in_any_precision(rounded):
 
 def test_logits_and_registers_change_little_by_int8(tmp_path):
     encoder, demasker, tokens = tiny.encoder(), tiny.demasker(), tiny.programs(2, 8)
-    save_model(encoder, tmp_path / "encoder", int8=True)
-    save_model(demasker, tmp_path / "demasker", int8=True)
+    save_model(encoder, tmp_path / "encoder", bits=8)
+    save_model(demasker, tmp_path / "demasker", bits=8)
     registers = encoder(tokens)
     assert torch.nn.functional.cosine_similarity(load_model(tmp_path / "encoder")(tokens), registers).min() > 0.999
     logits, found = (model(tokens, registers) for model in (demasker, load_model(tmp_path / "demasker")))
@@ -358,7 +359,7 @@ def test_logits_and_registers_change_little_by_int8(tmp_path):
 def test_int8_takes_a_quarter_of_the_size(tmp_path):
     model = tiny.llada(replace(tiny.BACKBONE, width=256, mlp_width=512))
     save_model(model, tmp_path / "whole")
-    save_model(model, tmp_path / "rounded", int8=True)
+    save_model(model, tmp_path / "rounded", bits=8)
     sizes = [(tmp_path / name / WEIGHTS).stat().st_size for name in ("rounded", "whole")]
     assert 0.25 < sizes[0] / sizes[1] < 0.27
 
@@ -367,7 +368,10 @@ def test_int8_takes_a_quarter_of_the_size(tmp_path):
     ("change", "message"),
     [
         (lambda w: w.pop(f"{MATRIX}.scale"), rf"lacks {MATRIX}\.scale, which the int8 matrix {MATRIX} needs"),
-        (lambda w: w.update({MATRIX: w[MATRIX].float()}), f"{MATRIX} has a scale, but is not an int8 matrix"),
+        (
+            lambda w: w.update({MATRIX: w[MATRIX].float()}),
+            f"{MATRIX} has a scale, but is neither an int8 nor an int4 matrix",
+        ),
         (
             lambda w: w.update({f"{MATRIX}.scale": torch.ones(48, 1)}),
             r"scale has shape \(48, 1\), but the config requires \(48,\)",
@@ -399,6 +403,134 @@ def test_zero_rows_stay_zero_and_non_finite_values_are_refused():
     assert steps[1].tolist() == [64, -127]
     with pytest.raises(ValueError, match="NaN or infinite values cannot be stored as int8"):
         to_int8(torch.tensor([[1.0, torch.inf]]))
+
+
+# ---------------------------------------------------------------- int4
+
+
+@pytest.fixture
+def in_int4(tmp_path):
+    """A model with the matrices of its blocks in int4, to damage."""
+    save_model(tiny.llada(), tmp_path / "int4", bits=4)
+    return tmp_path / "int4"
+
+
+@pytest.fixture(scope="module")
+def matrix():
+    return torch.randn(16, 128, generator=generator_for("matrix"))
+
+
+@pytest.mark.parametrize("group", [32, 64])
+def test_int4_takes_the_nearest_point_of_the_grid_of_each_group(matrix, group):
+    packed, scale = to_int4(matrix, group)
+    assert (packed.shape, scale.shape) == ((16, 64), (16, 128 // group))
+    step = scale.float().repeat_interleave(group, dim=1)
+    grid = torch.arange(-8, 8) * step[..., None]
+    nearest = (grid - matrix[..., None]).abs().amin(dim=-1)
+    error = (from_int4(packed, scale) - matrix).abs()
+    assert torch.allclose(error, nearest, atol=1e-6)
+    inside = (matrix >= grid.amin(dim=-1)) & (matrix <= grid.amax(dim=-1))
+    assert inside.float().mean() > 0.95
+    assert (error <= step.abs() * 0.501)[inside].all()
+
+
+def test_clipping_the_range_of_int4_lowers_its_error(matrix, monkeypatch):
+    clipped = (from_int4(*to_int4(matrix)) - matrix).square().mean()
+    monkeypatch.setattr("crocodil.checkpoints.quantised.CLIPS", (1.0,))
+    assert clipped < 0.97 * (from_int4(*to_int4(matrix)) - matrix).square().mean()
+
+
+def test_every_number_of_four_bits_comes_back_exactly():
+    steps = torch.arange(-8, 8).repeat(2, 2).float()
+    for scale in (0.25, -0.25):
+        values = steps * scale
+        packed, scales = to_int4(values)
+        assert packed[0, :2].tolist() == [0x10, 0x32]
+        assert scales.tolist() == [[scale], [scale]]
+        assert torch.equal(from_int4(packed, scales), values)
+
+
+def test_what_was_rounded_to_int4_stays_as_it_is(in_int4, tmp_path):
+    model = load_model(in_int4)
+    save_model(model, tmp_path / "again", bits=4)
+    first, again = (load_file(folder / WEIGHTS) for folder in (in_int4, tmp_path / "again"))
+    assert all(torch.equal(again[key], tensor) for key, tensor in first.items() if tensor.dtype == torch.uint8)
+    exact = model.state_dict()
+    loaded = load_model(in_int4, dtype=torch.bfloat16).state_dict()
+    assert all(torch.equal(loaded[key], tensor.bfloat16()) for key, tensor in exact.items())
+
+
+def test_groups_of_zeros_stay_zero_and_what_int4_cannot_hold_is_refused():
+    assert torch.equal(from_int4(*to_int4(torch.zeros(2, 64))), torch.zeros(2, 64))
+    for value in (torch.nan, torch.inf, 1e6):
+        with pytest.raises(ValueError, match="NaN, infinite or huge values cannot be stored as int4"):
+            to_int4(torch.full((1, 32), value))
+
+
+def test_int4_is_for_matrices_of_blocks_whose_columns_fill_groups(in_int4):
+    kinds = {name: tensor.dtype for name, tensor in load_file(in_int4 / WEIGHTS).items()}
+    assert kinds[MATRIX] == torch.uint8
+    assert kinds["blocks.1.down.weight"] == torch.int8  # 48 columns
+    assert kinds["embed.weight"] == kinds["head.weight"] == torch.int8
+    assert kinds["norm.weight"] == torch.float32
+
+
+@pytest.mark.parametrize("name", BUILDERS)
+def test_every_network_loads_from_int4(tmp_path, name):
+    model = BUILDERS[name]()
+    save_model(model, tmp_path / "model", bits=4)
+    loaded = load_model(tmp_path / "model").state_dict()
+    for key, tensor in model.state_dict().items():
+        assert (loaded[key] - tensor).norm() <= 0.15 * tensor.norm()
+
+
+def test_int4_takes_a_sixth_of_the_size_and_logits_stay_close(tmp_path):
+    model, tokens = tiny.llada(replace(tiny.BACKBONE, width=256, mlp_width=512)), tiny.programs(2, 8)
+    save_model(model, tmp_path / "whole")
+    save_model(model, tmp_path / "int4", bits=4)
+    sizes = [(tmp_path / name / WEIGHTS).stat().st_size for name in ("int4", "whole")]
+    assert 0.14 < sizes[0] / sizes[1] < 0.16
+    logits, found = model(tokens), load_model(tmp_path / "int4")(tokens)
+    assert torch.nn.functional.cosine_similarity(found, logits, dim=-1).min() > 0.9
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda w: w.pop(f"{MATRIX}.scale"), rf"lacks {MATRIX}\.scale, which the int4 matrix {MATRIX} needs"),
+        (lambda w: w.update({MATRIX: w[MATRIX][1:]}), rf"{MATRIX} has shape \(47, 16\)"),
+        (
+            lambda w: w.update({f"{MATRIX}.scale": w[f"{MATRIX}.scale"][1:]}),
+            r"shape \(47, 1\), which does not fit",
+        ),
+        (
+            lambda w: w.update({f"{MATRIX}.scale": w[f"{MATRIX}.scale"][:, 0]}),
+            r"\(48,\), which does not fit 48 x 32",
+        ),
+        (
+            lambda w: w.update({f"{MATRIX}.scale": torch.ones(48, 3).half()}),
+            r"\(48, 3\), which does not fit 48 x 32",
+        ),
+        (
+            lambda w: w.update({f"{MATRIX}.scale": torch.ones(48, 0).half()}),
+            r"\(48, 0\), which does not fit 48 x 32",
+        ),
+        (lambda w: w.update({f"{MATRIX}.scale": torch.ones(48, 1)}), "must be finite and in float16"),
+        (lambda w: w[f"{MATRIX}.scale"][3].fill_(torch.nan), rf"{MATRIX}\.scale is damaged"),
+        (
+            lambda w: w.update(
+                {"norm.weight": torch.ones(32, dtype=torch.uint8), "norm.weight.scale": torch.ones(32)}
+            ),
+            r"norm\.weight is int4, but not a matrix",
+        ),
+    ],
+)
+def test_damaged_int4_is_an_error_of_one_line(in_int4, change, message):
+    rewrite(in_int4 / WEIGHTS, change)
+    write_checksums(in_int4)
+    with pytest.raises(ValueError, match=message) as raised:
+        load_model(in_int4)
+    assert "\n" not in str(raised.value)
 
 
 def test_a_file_that_cannot_be_written_is_an_os_error(tmp_path):

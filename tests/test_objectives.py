@@ -90,6 +90,17 @@ def test_algorithm_1_shows_registers_at_the_cosine_of_the_paper():
     assert torch.equal(seen["registers"], clean)
 
 
+def test_algorithm_1_replaces_registers_by_noise_of_their_norm_at_its_rate():
+    objective = DemaskerObjective(noise_prefix_rate=0.75, register_cosine=1.0)
+    seen, clean = seen_by_the_demasker(objective, count=500)
+    replaced = (seen["registers"] != clean).all(dim=(1, 2))
+    assert torch.equal(seen["registers"][~replaced], clean[~replaced])
+    assert replaced.float().mean().item() == pytest.approx(0.75, abs=0.05)
+    noise = seen["registers"][replaced]
+    assert torch.allclose(noise.norm(dim=-1), clean.norm(dim=-1)[replaced], rtol=1e-3)
+    assert torch.cosine_similarity(noise, clean[replaced], dim=-1).mean().abs() < 0.02
+
+
 @pytest.mark.parametrize("rate", [0.25, 1.0])
 def test_the_encoder_reads_some_texts_in_part(rate):
     asked = {}

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from crocodil import cli
 from crocodil.cli.display import difference
 from crocodil.metrics.likelihood import demasking_accuracy
+from crocodil.models.register_denoiser import RegisterDenoiser
 from crocodil.pipeline import Base, Crocodil, Given, Method, Settings
 from crocodil.pipeline.base_settings import BaseSettings
 from crocodil.pipeline.batches import Watch
@@ -223,6 +224,44 @@ def test_a_model_of_several_lengths_takes_the_canvas_that_a_text_needs(pipe):
     assert several.at_length(64).settings.lengths == (64,)
     with pytest.raises(ValueError, match="trained on canvases of 32 and 64 tokens, not 48"):
         several.at_length(48)
+
+
+def test_registers_of_a_standardised_prior_return_to_the_units_of_the_encoder(pipe):
+    prior, streams = (
+        RegisterDenoiser(replace(pipe.prior.config, standardised=True)),
+        Streams.of("here", samples=[0]),
+    )
+    prior.load_state_dict(pipe.prior.state_dict() | {"statistics": prior.statistics})
+    standardised = replace(pipe, prior=prior)
+    assert torch.equal(standardised.draw(streams, length=64).registers, pipe.draw(streams, length=64).registers)
+    prior.statistics[0, :, 3] = 1000.0
+    drawn = standardised.draw(streams, length=64).registers
+    assert torch.allclose(drawn[..., 3], torch.tensor(drawn.shape[-1] ** 0.5), rtol=1e-3)  # on the sphere again
+
+
+def test_autoguidance_moves_away_from_the_weak_prior_of_its_kind(pipe, tmp_path):
+    """Decision D43: weak + scale (prior - weak), here in the only step of a draw."""
+    weak = copy.deepcopy(pipe.conditional)
+    weak.proj_out.weight.mul_(0.5)
+    one, streams = replace(pipe, prior=None, weak_prior=weak), Streams.of("here", samples=range(2))
+    knobs = {"prior_steps": 1, "refresh_steps": 1, "largest_offset": 0.0}
+    drawn = [with_drawing(one, **knobs, autoguidance=scale).draw(streams, length=64) for scale in (0.0, 1.0, 3.0)]
+    weak_alone = with_drawing(replace(pipe, prior=None, conditional=weak), **knobs).draw(streams, length=64)
+    assert torch.allclose(drawn[0].registers, weak_alone.registers, atol=1e-4)
+    assert torch.equal(
+        drawn[1].registers, with_drawing(replace(one, weak_prior=None), **knobs).draw(streams, length=64).registers
+    )
+    assert not torch.allclose(drawn[2].registers, drawn[1].registers, atol=1e-2)
+    assert [draw.cost.denoiser_calls for draw in drawn] == [2, 1, 2]
+    made = replace(pipe, weak_prior=weak).generate(1, calls=2, autoguidance=2.0, **knobs)
+    assert made.cost.denoiser_calls == 1 + 2  # the plain prior has no weak one
+    one.save_pretrained(tmp_path / "model")
+    loaded = Crocodil.from_pretrained(tmp_path / "model", device="cpu")
+    assert torch.equal(loaded.weak_prior.proj_out.weight, weak.proj_out.weight)
+    with pytest.raises(ValueError, match="autoguidance needs a weak prior"):
+        pipe.generate(1, calls=2, autoguidance=2.0)
+    with pytest.raises(ValueError, match="the weak prior is unlike every prior of the model"):
+        replace(pipe, conditional=None, weak_prior=weak)
 
 
 def test_a_bare_canvas_tells_the_one_prior_how_long_it_is(pipe):
@@ -564,20 +603,25 @@ def cross_entropy_of(pipe, texts):
 def test_export_takes_settings_and_leaves_networks_out(trained, corpus, tmp_path):
     asked = ["export", trained, "--data", corpus.directory, "--out", tmp_path / "model"]
     settings = ["--prior-steps", 12, "--refresh-steps", 4, "--eta", 1, "--temperature", 0.7, "--top-p", 0.9]
-    settings += ["--pag-scale", 2, "--rule", "remask", "--calls", 8]
-    made = run(*asked, "--without", "base", "--without", "prior", "--int8", *settings)
-    assert made.output.strip() == f"{tmp_path / 'model'}: demasker, encoder, conditional"
+    settings += ["--pag-scale", 2, "--rule", "remask", "--calls", 8, "--autoguidance", 1.5]
+    settings += ["--weak-prior", trained / "conditional" / "model" / "denoiser"]
+    made = run(*asked, "--without", "base", "--without", "prior", "--bits", 8, *settings)
+    assert made.output.strip() == f"{tmp_path / 'model'}: demasker, encoder, conditional, weak_prior"
     model = Crocodil.from_pretrained(tmp_path / "model", device="cpu")
     assert model.base is model.prior is None
     assert model.settings == Settings(
         length=64,
         decoding=Decoding(temperature=0.7, top_p=0.9, rule="remask", calls=8),
-        drawing=Drawing(prior_steps=12, refresh_steps=4, eta=1.0, pag_scale=2.0),
+        drawing=Drawing(prior_steps=12, refresh_steps=4, eta=1.0, pag_scale=2.0, autoguidance=1.5),
     )
+    assert torch.equal(model.weak_prior.proj_out.weight, model.conditional.proj_out.weight)
     assert load_file(tmp_path / "model" / "encoder" / "model.safetensors")["suffix"].dtype == torch.int8
     card = (tmp_path / "model" / "README.md").read_text()
     assert "| guided | 40 |" in card
     assert "| base |" not in card
+    for options, message in ((["--bits", 5], "stored in 8 or 4 bits"), (["--bits", 4, "--int8"], "choose one")):
+        failed = run(*asked[:-1], tmp_path / "other", *options)
+        assert message in str(failed.exception)
     failed = run(*asked, "--without", "bass")
     assert failed.exit_code == 2
     assert "should be 'demasker', 'encoder'" in failed.output

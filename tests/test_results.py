@@ -1,6 +1,7 @@
 """The committed results belong to the built-in model, and the pages state what rows and runs say."""
 
 import json
+import math
 import re
 from pathlib import Path
 
@@ -319,3 +320,35 @@ def test_the_limits_of_the_built_in_model_are_stated(pipe):
         assert "cannot be rebuilt exactly" in prose(file)
     assert pipe.demasker.config.across_text
     assert "In the built-in model register i has its own position across the text" in prose(HOW)
+
+
+def test_a_pretrained_start_is_worth_what_its_rows_say():
+    programs, *rows = (json.loads(line) for line in (RESULTS / "pretrained-start.jsonl").read_text().splitlines())
+    sizes = torch.tensor(programs["bytes"]).double()
+    bits = [torch.tensor(row["nats"]).double() / math.log(2) for row in rows]
+
+    def rate(bits):
+        """Return bits per byte of all programs together, and the standard error of this ratio over programs."""
+        ratio = bits.sum() / sizes.sum()
+        error = (bits - ratio * sizes).std() * math.sqrt(len(sizes)) / sizes.sum()
+        return f"{ratio:.3f}", f"{error:.3f}"
+
+    page, cells = prose(PAGE), [line.split("|")[1:-1] for line in PAGE.read_text().splitlines() if "M | " in line]
+    for row, own, stated in zip(rows, bits, cells, strict=True):
+        assert 359.9 < row["seconds"] < 361
+        assert [cell.strip().replace("*", "") for cell in stated[1:]] == [
+            f"{row['parameters'] / 1e6:.0f} M",
+            f"{row['learning_rate']:.0e}".replace("e-0", "e-"),
+            f"{row['steps']:,}",
+            f"{row['tokens'] / 1e6:.0f} M",
+            f"{row['epochs']:.1f}",
+            "{} ± {}".format(*rate(own)),
+            "" if own is bits[0] else "{} ± {}".format(*rate(own - bits[0])),
+        ]
+    _, fewer, whole, qwen = bits
+    assert "Qwen is {} ± {} better than 16".format(*rate(fewer - qwen)) in page
+    assert "({} ± {})".format(*rate(whole - fewer)) in page
+    low, high = rows[3]["trials"]
+    assert f"had {high['bits']:.3f} bits per byte at 1e-3 and {low['bits']:.3f} at 3e-4" in page
+    for row in rows[2:]:
+        assert f"of {row['parent_matrix_rms']:.3f}" in page

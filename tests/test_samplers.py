@@ -30,7 +30,7 @@ from crocodil.sampling import decode as decoding_loop
 from crocodil.sampling.algorithms import autoencode, con_then_disc, con_within_disc
 from crocodil.sampling.configs import Decoding, Drawing
 from crocodil.sampling.cost import Cost, Size
-from crocodil.sampling.guidance import Guided, Unguided, strengthened
+from crocodil.sampling.guidance import Guided, GuidedDenoiser, Unguided, strengthened
 from crocodil.sampling.state import Canvas, Draw
 from crocodil.text.encode import encode_checked
 
@@ -653,6 +653,40 @@ def test_perturbed_attention_guidance_moves_away_from_identity_attention(self_co
     assert drawn.cost == Cost(denoiser_calls=16)
     plain = draw_registers(denoiser, replace(drawing, pag_scale=0.0), streams=streams, **options)
     assert not torch.allclose(plain.registers, expected, atol=1e-1)
+
+
+def test_self_conditioning_guidance_moves_from_the_prediction_without_a_guess_through_the_one_with_it():
+    """Decision D42; with perturbed-attention guidance the two differences are added."""
+    denoiser = tiny.denoiser(replace(tiny.CONDITIONAL, self_conditioned=True))
+    streams, noisy, guess = tiny.streams(2), tiny.bank(2), tiny.bank(2).flip(0)
+    condition, time = tiny.bank(2), torch.full((2, NUM_REGISTERS), 0.5)
+    with torch.no_grad():
+        kv = denoiser.cross_attention_kv(condition)
+        plain = denoiser(noisy, time, condition=condition, guess=guess)
+        without = denoiser(noisy, time, condition=condition)
+        alone = denoiser(
+            noisy, time, condition=condition, guess=guess, identity_attention=torch.tensor([True, True])
+        )
+        for pag_scale, expected in (
+            (0.0, 3 * plain - 2 * without),
+            (1.5, 4.5 * plain - 2 * without - 1.5 * alone),
+        ):
+            guided = GuidedDenoiser(denoiser, pag_scale, True, 3.0)(noisy, time, guess, kv)
+            assert torch.allclose(guided.clean, expected, atol=1e-4)
+            assert torch.allclose(guided.prediction, plain, atol=1e-5)
+    options = {"condition_kv": kv, "self_conditioned": True}
+    drawn = {
+        scale: draw_registers(denoiser, replace(DRAWING, self_cond_scale=scale), streams=streams, **options)
+        for scale in (1.0, 3.0)
+    }
+    assert torch.equal(
+        drawn[1.0].registers, draw_registers(denoiser, DRAWING, streams=streams, **options).registers
+    )
+    assert not torch.allclose(drawn[3.0].registers, drawn[1.0].registers, atol=1e-1)
+    assert [drawn[scale].cost.denoiser_calls for scale in (1.0, 3.0)] == [8, 16]
+    assert Drawing(pag_scale=1.0, self_cond_scale=0.0).calls_per_step == 3
+    with pytest.raises(ValueError, match="self_cond_scale needs a self-conditioned prior"):
+        draw_registers(tiny.denoiser(), replace(DRAWING, self_cond_scale=3.0), streams=streams)
 
 
 def test_con_then_disc_draws_registers_and_decodes_them():

@@ -22,6 +22,7 @@ from crocodil.processes.registers import (
     block_index,
     noise_std_for_cosine,
     perturb,
+    replace_by_noise,
     sample_block_end,
     sample_prefix_length,
 )
@@ -44,6 +45,7 @@ class DemaskerObjective:
     prefix_ends_with_block: bool = False  # draw k only from the ends of blocks (decision D2)
     prefix_lengths: tuple[Amount, ...] = ()  # draw k only from this list; repeats raise the odds (D2)
     empty_prefix_rate: Share = 0.1  # how often k = 0 (decision D14)
+    noise_prefix_rate: Share = 0.0  # how often the registers are replaced by noise (decision D41)
     given_rate: Share = 0.1  # how often a prefix, suffix or both are given (decision D24); 0 in the paper
     partial_rate: Share = 0.0  # how often the encoder sees only part of the text, as in a condition (D30)
 
@@ -139,6 +141,10 @@ def guided_loss(
     )
     encoder_hidden = _encoder_hidden(tokens, objective, streams.at("unseen")) if objective.partial_rate else None
     registers = encode(tokens, encoder_hidden)  # line 4
+    if objective.noise_prefix_rate:
+        registers = replace_by_noise(
+            registers, rate=objective.noise_prefix_rate, streams=streams.at("noise prefix")
+        )
     std = noise_std_for_cosine(objective.register_cosine)
     noisy_registers = perturb(registers, std=std, streams=streams.at("register noise"))  # line 5
     prefix_length = sample_visible_registers(registers.shape[1], objective, streams.at("prefix"))
@@ -150,6 +156,7 @@ def prior_loss(
     denoiser: RegisterDenoiser, registers: RegisterBank, *, objective: PriorObjective, streams: Streams
 ) -> Loss:
     """Algorithm 5: return the loss of the unconditional prior on registers of the frozen encoder (line 3)."""
+    registers = denoiser.standardise(registers)
     noisy_registers, time = _diffuse(registers, objective, streams)  # lines 2 and 4
     return F.mse_loss(_denoise(denoiser, noisy_registers, time, objective), registers)  # line 5
 
@@ -170,6 +177,7 @@ def conditional_prior_loss(
     (Sec. 4.3.2, comment iii). `tokens` belong to the last samples of the batch. The other samples are conditioned
     on the fully masked canvas with which generation starts; it is encoded once for all of them.
     """
+    registers = denoiser.standardise(registers)
     noisy_registers, time = _diffuse(registers, objective, streams)  # lines 3-4
     num_bare = len(registers) - len(tokens)
     condition_streams = Streams(streams.keys[num_bare:])

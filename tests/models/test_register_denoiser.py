@@ -5,9 +5,16 @@ import tiny
 import torch
 from tiny import CONDITIONAL, NUM_REGISTERS, REGISTER_WIDTH
 
+from crocodil.checkpoints.format import load_model, save_model
 from crocodil.models.register_denoiser import RegisterDenoiser
+from crocodil.objectives import PriorObjective, prior_loss
 from crocodil.presets import models
+from crocodil.processes.gaussian import signal_and_noise_level
+from crocodil.sampling.algorithms import draw_registers
+from crocodil.sampling.configs import Drawing
 from crocodil.seeding import generator_for
+
+STANDARDISED = replace(tiny.DENOISER, standardised=True)
 
 
 def time(count, value=0.5):
@@ -126,3 +133,50 @@ def test_a_self_conditioned_denoiser_uses_the_guess_and_a_zero_guess_is_none():
     assert not torch.allclose(model(noisy, time(2), guess=noisy), blind, atol=1e-3)
     with pytest.raises(ValueError, match="has no self-conditioning"):
         tiny.denoiser()(noisy, time(2), guess=noisy)
+
+
+# ---------------------------------------------------------------- standardised registers
+
+
+def test_statistics_of_mean_0_and_std_1_change_nothing():
+    plain, standardised = tiny.denoiser(), tiny.denoiser(STANDARDISED)
+    assert set(standardised.state_dict()) - set(plain.state_dict()) == {"statistics"}
+    registers = tiny.bank(4)
+    assert torch.equal(standardised.standardise(registers), registers)
+    assert torch.equal(standardised.unstandardise(registers), registers)
+    losses = [
+        prior_loss(model, registers, objective=PriorObjective(), streams=tiny.streams(4))
+        for model in (plain, standardised)
+    ]
+    assert torch.equal(*losses)
+
+
+def test_statistics_are_stored_with_the_weights_and_exactly_in_any_number_of_bits(tmp_path):
+    denoiser = tiny.denoiser(STANDARDISED)
+    denoiser.statistics[1] *= torch.logspace(-3, 1, REGISTER_WIDTH)
+    for bits in (None, 8, 4):
+        save_model(denoiser, tmp_path / str(bits), bits=bits)
+        assert torch.equal(load_model(tmp_path / str(bits)).statistics, denoiser.statistics)
+
+
+def test_a_standardised_prior_learns_and_draws_coordinates_of_very_different_scales():
+    """A Gaussian on the sphere: nearly all of its norm is in the last coordinate, so projection changes little."""
+    mean, std = torch.zeros(NUM_REGISTERS, REGISTER_WIDTH), torch.logspace(-3, -1, REGISTER_WIDTH)
+    mean[:, -1] = REGISTER_WIDTH**0.5
+    std[-1] = 1e-3
+    real = mean + std * tiny.streams(1000, "real").normal(NUM_REGISTERS, REGISTER_WIDTH)
+    denoiser = RegisterDenoiser(STANDARDISED).init_weights(generator_for("fresh"))
+    denoiser.statistics.copy_(torch.stack([mean, std.expand_as(mean)]))
+    loss = prior_loss(denoiser, real, objective=PriorObjective(), streams=tiny.streams(1000))
+    assert loss.item() == pytest.approx(1, abs=0.02)  # it predicts zero, and every coordinate has variance 1
+
+    def optimal(noisy, time):
+        return signal_and_noise_level(time)[0][..., None] * noisy
+
+    drawn = draw_registers(
+        optimal, Drawing(), shape=real.shape[1:], num_steps=128, unstandardise=denoiser.unstandardise,
+        streams=tiny.streams(1000, "drawn"),
+    ).registers  # fmt: skip
+    z_scores = denoiser.standardise(drawn)[..., :-1]  # the norm is fixed, and with it the last coordinate
+    assert torch.allclose(z_scores.mean(dim=0), torch.zeros(()), atol=0.15)
+    assert torch.allclose(z_scores.std(dim=0), torch.ones(()), atol=0.15)

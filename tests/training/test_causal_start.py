@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tiny_causal import save_causal
 from typer.testing import CliRunner
 
@@ -15,7 +16,7 @@ from crocodil.checkpoints.causal import load_causal
 from crocodil.checkpoints.format import load_model
 from crocodil.models.llada import LLaDA
 from crocodil.objectives import alignment_loss, causal_states
-from crocodil.presets.causal_starts import BASE_RATES, begin_as_causal, continue_from_causal
+from crocodil.presets.causal_starts import begin_as_causal, continue_from_causal, fitting_muon_rate
 from crocodil.presets.runs import small, tiny
 from crocodil.training import pruning, validation
 from crocodil.training.adapting import check_encoder_fits_base
@@ -89,7 +90,16 @@ def test_everything_that_depends_on_the_base_follows_its_shape(corpus, folder):
     assert (run.demasker.register_width, run.encoder.register_width) == (64, 64)
     check_encoder_fits_base(run.encoder, shape)
     assert run.encoder.num_layers == 3  # small has four
-    assert run.base_loop.learning_rate == BASE_RATES["muon"] < small(corpus).base_loop.learning_rate
+
+
+def test_the_rate_of_muon_follows_the_size_of_the_weights(corpus, folder, tmp_path):
+    rate = fitting_muon_rate(folder)
+    run = short(corpus, folder, preset=small, muon_rate=rate)
+    assert (run.base_loop.learning_rate, run.guided_loop.learning_rate) == (rate, rate / 2)
+    shutil.copytree(folder, tmp_path / "half")
+    for file in (tmp_path / "half").glob("*.safetensors"):
+        save_file({name: tensor / 2 for name, tensor in load_file(file).items()}, file, {"format": "pt"})
+    assert fitting_muon_rate(tmp_path / "half") == pytest.approx(rate / 2, rel=0.05)  # two digits
 
 
 def test_the_base_begins_as_the_chosen_layers_of_the_causal_model(corpus, folder, tmp_path):

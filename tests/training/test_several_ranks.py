@@ -36,8 +36,9 @@ def short(corpus):
     run = begin_as_causal(tiny(corpus), start)
     loop = replace(run.base_loop, num_steps=4, save_every=2, evaluate_every=100)
     return replace(
-        run, base_loop=loop, guided_loop=loop, prior_loop=loop, conditional_loop=loop, encoder_warmup_steps=2
-    )
+        run, base_loop=loop, guided_loop=loop, prior_loop=loop, conditional_loop=loop, encoder_warmup_steps=2,
+        prior=replace(run.prior, standardised=True),
+    )  # fmt: skip
 
 
 def train_all(corpus, out, ranks):

@@ -21,6 +21,7 @@ from crocodil.corpus.shards import Corpus
 from crocodil.presets.runs import ABLATIONS, tiny
 from crocodil.runtime.distributed import Ranks
 from crocodil.training import checkpointing, validation
+from crocodil.training import data as training_data
 from crocodil.training.estimate import estimates
 from crocodil.training.loop import LoopConfig, Phase, initial_state, prepare, take_step, train, trained_at
 from crocodil.training.run import run_stage
@@ -88,12 +89,13 @@ def test_the_condition_encoder_is_trained_only_if_the_run_says_so(trained, corpu
         assert not torch.equal(load_model(saved).suffix, before)
 
 
-def test_lengths_take_turns_and_one_denoiser_can_be_both_priors(trained, corpus, tmp_path):
+def test_lengths_take_turns_and_one_denoiser_can_be_both_priors(trained, corpus, tmp_path, monkeypatch):
+    monkeypatch.setattr(training_data, "ROWS_AT_ONCE", 50)
     run = tiny(corpus)
     loop = replace(run.conditional_loop, num_steps=4, evaluate_every=4)
     run = replace(
         run, lengths=(32, 32, 64), conditional_loop=loop,
-        conditional=replace(run.conditional, self_conditioned=True),
+        conditional=replace(run.conditional, self_conditioned=True, standardised=True),
         prior_objective=replace(run.prior_objective, bare_rate=0.75),
     )  # fmt: skip
     data = Workspace(corpus, tmp_path, trained).data(run, loop)
@@ -107,6 +109,11 @@ def test_lengths_take_turns_and_one_denoiser_can_be_both_priors(trained, corpus,
     assert sorted(path.name for path in (tmp_path / "registers").glob("*-*")) == [
         "train-32", "train-64", "valid-32", "valid-64",
     ]  # fmt: skip
+    banks = [cached.bank.astype(float) for cached in Workspace(corpus, tmp_path, tmp_path).registers(run, "train")]
+    mean = np.mean([bank.mean(axis=0) for bank in banks], axis=0)
+    std = np.sqrt(np.mean([np.square(bank - mean).mean(axis=0) for bank in banks], axis=0))
+    statistics = load_model(tmp_path / "conditional" / "model" / "denoiser").statistics
+    assert np.allclose(statistics, [mean, std], atol=1e-6)  # each turn counts alike
     last = [row for row in rows(tmp_path / "conditional") if "loss" not in row][-1]
     assert {"valid mse at time 0.5, length 32", "valid mse at time 0.5, half visible, length 64"} < set(last)
 

@@ -7,13 +7,22 @@ the same layout.
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from crocodil.checkpoints.hub import JSON_FILES, local_folder
-from crocodil.checkpoints.tensors import CONFIG_FILE, Device, Stored, StrPath, load_exactly, stored_tensors
+from crocodil.checkpoints.tensors import (
+    CONFIG_FILE,
+    Device,
+    Stored,
+    StrPath,
+    load_exactly,
+    stored_tensors,
+    tensors_in,
+)
 from crocodil.models.llada import LLaDA, LLaDAConfig
 from crocodil.runtime.config import read_json
 from crocodil.text.tokenizer import Tokenizer
@@ -121,6 +130,20 @@ def stored_name(name: str, *, layers: Sequence[int] | None = None) -> str:
         return f"{_TOP[module]}.{leaf}"
     index = int(path[1])
     return f"model.layers.{index if layers is None else layers[index]}.{_BLOCK[module]}.{leaf}"
+
+
+def weight_size(directory: StrPath) -> float:
+    """Return the root mean square of a matrix in the blocks, the median of all; the files are read one by one."""
+    stored = stored_tensors(local_folder(directory))
+    sizes = [
+        tensor.float().square().mean().sqrt().item()
+        for file in sorted(set(stored.values()))
+        for name, tensor in tensors_in(file).items()
+        if name.startswith("model.layers.") and tensor.ndim == 2
+    ]
+    if not sizes:
+        raise ValueError(f"{directory} has no matrices named model.layers...: it is no Llama, Qwen2 or Qwen3")
+    return median(sizes)
 
 
 @torch.no_grad()

@@ -16,12 +16,12 @@ from torch import Tensor, nn
 
 from crocodil.checkpoints.checksums import check_quickly, write_checksums
 from crocodil.checkpoints.hub import local_folder
+from crocodil.checkpoints.quantised import Bits, quantised
 from crocodil.checkpoints.tensors import (
     CONFIG_FILE,
     WEIGHTS_FILE,
     Device,
     StrPath,
-    as_int8,
     load_exactly,
     stored_tensors,
     write_tensors,
@@ -60,6 +60,7 @@ _NAMES_IN_VERSION_1 = {
 # Fields that configs have since version 3, and the values that older networks had.
 _NEW_IN_VERSION_3: dict[type, dict[str, Any]] = {
     RegisterEncoderConfig: {"qkv_bias": False, "without_qk_norm": False},
+    RegisterDenoiserConfig: {"standardised": False},
     LLaDAConfig: {"head_size": None, "qkv_bias": False, "qk_norm": False, "shifted": False, "parents": []},
 }
 
@@ -67,20 +68,20 @@ Model: TypeAlias = LLaDA | Demasker | RegisterEncoder | RegisterDenoiser
 
 
 def save_model(
-    model: Model, directory: StrPath, *, weights: Mapping[str, Tensor] | None = None, int8: bool = False
+    model: Model, directory: StrPath, *, weights: Mapping[str, Tensor] | None = None, bits: Bits | None = None
 ) -> None:
     """Write a model as config.json and model.safetensors; the directory appears whole or not at all.
 
-    `weights` replace the model's own weights, for example where these are sharded or adapted. With `int8`,
-    matrices are stored as int8 with one scale per row, at a quarter of the size.
+    `weights` replace the model's own weights, for example where these are sharded or adapted. With 8
+    bits, matrices are stored as int8 with one scale per row, at a quarter of the size. With 4 bits, those of the
+    blocks are stored as int4 with one scale per 32 columns.
     """
     directory = Path(directory)
     if directory.exists():
         raise ValueError(f"{directory} exists: models are never overwritten, choose another directory")
     with whole_directory(directory) as unfinished:
         tensors = model.state_dict() if weights is None else weights
-        tensors = as_int8(tensors) if int8 else tensors
-        write_tensors(tensors, unfinished / WEIGHTS_FILE)
+        write_tensors(tensors if bits is None else quantised(tensors, bits), unfinished / WEIGHTS_FILE)
         description = {
             "format": FORMAT,
             "format_version": FORMAT_VERSION,

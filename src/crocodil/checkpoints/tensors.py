@@ -1,4 +1,4 @@
-"""Tensors on disk: exact loading, and storage as int8.
+"""Tensors on disk, and exact loading.
 
 Weights load exactly or not at all: every tensor must match by name and shape, otherwise an error of one line names
 the tensor. Only safetensors are read: no pickle, no code from a checkpoint, no network.
@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
-from jaxtyping import Float, Int8
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from crocodil.checkpoints.quantised import from_int4, from_int8, scale_name
 from crocodil.runtime.config import read_json
 
 StrPath: TypeAlias = str | os.PathLike[str]
@@ -31,21 +31,6 @@ def write_tensors(tensors: Mapping[str, Tensor], file: Path, about: dict[str, st
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, file, about)
     except SafetensorError as error:
         raise OSError(f"{file} cannot be written: {error}") from error
-
-
-def as_int8(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Convert matrices to int8 and add their scales; other tensors are small and stay in float32."""
-    converted = {}
-    for name, tensor in tensors.items():
-        if tensor.ndim == 2:
-            converted[name], converted[scale_name(name)] = to_int8(tensor)
-        else:
-            converted[name] = tensor.float()
-    return converted
-
-
-def scale_name(name: str) -> str:
-    return f"{name}.scale"
 
 
 # ---------------------------------------------------------------- exact loading
@@ -76,19 +61,32 @@ def load_exactly(
 def _read_tensors(
     file: Path, shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype | None, device: Device
 ) -> dict[str, Tensor]:
-    tensors = {}
     with _opened(file) as handle:
         names = set(handle.keys())
-        for name, shape in shapes.items():
-            tensor, has_scale = _read(handle, file, name, shape), scale_name(name) in names
-            if has_scale and tensor.dtype != torch.int8:
-                raise ValueError(f"{file}: {name} has a scale, but is not an int8 matrix")
-            if tensor.dtype == torch.int8:
-                if not has_scale:
-                    raise ValueError(f"{file} lacks {scale_name(name)}, which the int8 matrix {name} needs")
-                tensor = _read_int8(handle, file, name, tensor)
-            tensors[name] = tensor.to(device=device, dtype=dtype)
-    return tensors
+        return {
+            name: _read_weights(handle, file, name, shape, scale_name(name) in names).to(
+                device=device, dtype=dtype
+            )
+            for name, shape in shapes.items()
+        }
+
+
+_QUANTISED = {"I8": "int8", "U8": "int4"}  # safetensors' name of a type -> what we store in it
+
+
+def _read_weights(handle: Any, file: Path, name: str, shape: tuple[int, ...], has_scale: bool) -> Tensor:
+    """Return a tensor as floats, however it is stored."""
+    kind = _QUANTISED.get(handle.get_slice(name).get_dtype())
+    if kind is None:
+        if has_scale:
+            raise ValueError(f"{file}: {name} has a scale, but is neither an int8 nor an int4 matrix")
+        return _read(handle, file, name, shape)
+    if not has_scale:
+        raise ValueError(f"{file} lacks {scale_name(name)}, which the {kind} matrix {name} needs")
+    if len(shape) != 2:
+        raise ValueError(f"{file}: {name} is {kind}, but not a matrix")
+    read = _read_int8 if kind == "int8" else _read_int4
+    return read(handle, file, name, shape)
 
 
 def _read(handle: Any, file: Path, name: str, shape: tuple[int, ...]) -> Tensor:
@@ -98,14 +96,26 @@ def _read(handle: Any, file: Path, name: str, shape: tuple[int, ...]) -> Tensor:
     return handle.get_tensor(name)
 
 
-def _read_int8(handle: Any, file: Path, name: str, steps: Tensor) -> Tensor:
+def _read_int8(handle: Any, file: Path, name: str, shape: tuple[int, ...]) -> Tensor:
     """Return the values of a matrix that `to_int8` rounded."""
-    if steps.ndim != 2:
-        raise ValueError(f"{file}: {name} is int8, but not a matrix")
-    scale = _read(handle, file, scale_name(name), (len(steps),))
+    steps = _read(handle, file, name, shape)
+    scale = _read(handle, file, scale_name(name), shape[:1])
     if not (scale.is_floating_point() and torch.isfinite(scale).all() and (scale >= 0).all()):
         raise ValueError(f"{file}: {scale_name(name)} is damaged: scales must be finite and not negative")
     return from_int8(steps, scale)
+
+
+def _read_int4(handle: Any, file: Path, name: str, shape: tuple[int, ...]) -> Tensor:
+    """Return the values of a matrix that `to_int4` rounded; the shape of its scales tells the size of a group."""
+    rows, columns = shape
+    packed = _read(handle, file, name, (rows, columns // 2))
+    scale = handle.get_tensor(scale_name(name))
+    if scale.ndim != 2 or len(scale) != rows or not scale.numel() or columns % (2 * scale.shape[1]):
+        given = f"{scale_name(name)} has shape {tuple(scale.shape)}"
+        raise ValueError(f"{file}: {given}, which does not fit {rows} x {columns} weights")
+    if scale.dtype != torch.float16 or not torch.isfinite(scale).all():
+        raise ValueError(f"{file}: {scale_name(name)} is damaged: scales of int4 must be finite and in float16")
+    return from_int4(packed, scale)
 
 
 def stored_tensors(directory: Path) -> Stored:
@@ -162,20 +172,3 @@ def _where(files: Iterable[Path]) -> str:
 def _listed(names: list[str]) -> str:
     shown = ", ".join(names[:3])
     return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"
-
-
-LARGEST = 127  # -128 is not used: the grid is symmetric
-
-
-def to_int8(matrix: Float[Tensor, "R C"]) -> tuple[Int8[Tensor, "R C"], Float[Tensor, "R"]]:
-    """Round a matrix to int8; return it and the step size of each row. Errors are at most half a step."""
-    if not torch.isfinite(matrix).all():
-        raise ValueError("a matrix with NaN or infinite values cannot be stored as int8")
-    values = matrix.float()
-    scale = values.abs().amax(dim=1) / LARGEST
-    steps = values / torch.where(scale > 0, scale, 1.0)[:, None]  # a row of zeros stays zero
-    return steps.round().clamp(-LARGEST, LARGEST).to(torch.int8), scale
-
-
-def from_int8(steps: Int8[Tensor, "R C"], scale: Float[Tensor, "R"]) -> Float[Tensor, "R C"]:
-    return steps.float() * scale.float()[:, None]

@@ -150,7 +150,7 @@ class _Causal:
         if self.layers is not None and self.keep_layers is not None:
             raise ValueError("--layers and --keep-layers exclude each other: give one of them")
 
-    def begin(self, run: "Run", layers: tuple[int, ...] | None) -> "Run":
+    def begin(self, run: "Run", layers: tuple[int, ...] | None, muon_rate: float | None = None) -> "Run":
         """Return the run that begins as these layers of the causal model."""
         from crocodil.presets.causal_starts import begin_as_causal
         from crocodil.training.run_config import CausalStart
@@ -162,13 +162,14 @@ class _Causal:
             shifted=self.shift,
             freeze_embeddings=self.freeze_embeddings,
             align_weight=self.align,
+            muon_rate=muon_rate,
         )
         return begin_as_causal(run, start)
 
 
 def _with_causal_start(run: "Run", asked: _Causal, stage: str, workspace: "Workspace", *, resume: bool) -> "Run":
     """Return the run with its causal start: in stage base as asked for or, to resume it, as recorded."""
-    from crocodil.presets.causal_starts import begin_as_causal, continue_from_causal
+    from crocodil.presets.causal_starts import begin_as_causal, continue_from_causal, fitting_muon_rate
     from crocodil.training.pruning import choose_layers
     from crocodil.training.run_config import read_causal_start
 
@@ -179,14 +180,15 @@ def _with_causal_start(run: "Run", asked: _Causal, stage: str, workspace: "Works
         if recorded is None:
             return run
         return begin_as_causal(run, replace(recorded, directory=local_folder(str(recorded.directory))))
+    rate = fitting_muon_rate(asked.directory) if run.base_loop.optimiser == "muon" else None
     if asked.keep_layers is None:
-        return asked.begin(run, asked.layers)
+        return asked.begin(run, asked.layers, rate)
     if recorded is not None and recorded.layers is not None and len(recorded.layers) == asked.keep_layers:
-        return asked.begin(run, recorded.layers)
+        return asked.begin(run, recorded.layers, rate)
     layers = choose_layers(
         asked.directory, asked.keep_layers, asked.layer_choice, workspace, length=max(run.lengths)
     )
-    return asked.begin(run, layers)
+    return asked.begin(run, layers, rate)
 
 
 def _folder(model: str | None, patterns: Sequence[str]) -> Path | None:
@@ -315,9 +317,16 @@ def export(
     without: Annotated[
         list[str] | None, options.one_of(options.Network, "Leave out this network, e.g. base; may be repeated.")
     ] = None,
-    int8: Annotated[
-        bool, typer.Option("--int8", help="Store matrices in int8: a quarter of the size on disk.")
-    ] = False,
+    weak_prior: Annotated[
+        Path | None, typer.Option(help="Folder of a less trained denoiser, for --autoguidance.")
+    ] = None,
+    bits: Annotated[
+        int | None,
+        typer.Option(
+            metavar="8|4", help="Store matrices in 8 or 4 bits: a quarter or a sixth of the size on disk."
+        ),
+    ] = None,
+    int8: Annotated[bool, typer.Option("--int8", help="Short for --bits 8.")] = False,
     knobs: dict[str, Any],
 ) -> None:
     """Make a model folder from the finished stages of a run.
@@ -331,9 +340,11 @@ def export(
         raise ValueError(f"{directory} holds no run: it is not a folder")
     if out.exists():
         raise ValueError(f"{out} exists: models are never overwritten, choose another folder")
+    from crocodil.checkpoints.quantised import checked_bits
     from crocodil.pipeline import Crocodil, Settings
     from crocodil.training.run_config import read_run_summary
 
+    stored_bits = checked_bits(bits, int8)
     run = read_run_summary(directory)
     networks = _finished_networks(directory, without or ())
     if "demasker" not in networks:
@@ -346,6 +357,9 @@ def export(
     decoding, drawing = with_knobs(defaults.decoding, defaults.drawing, trained_with | knobs)
     settings = replace(defaults, decoding=decoding, drawing=drawing)
     qwen = run.pretrained.qwen
+    card = _card(directory, corpus, networks)
+    if weak_prior is not None:
+        networks["weak_prior"] = weak_prior
     model = Crocodil.assemble(
         networks,
         tokenizer=corpus.directory / TOKENIZER_FILE,
@@ -353,7 +367,7 @@ def export(
         settings=settings,
         device="cpu",
     )
-    model.save_pretrained(out, int8=int8, card=_card(directory, corpus, networks))
+    model.save_pretrained(out, bits=stored_bits, card=card)
     typer.echo(f"{out}: {', '.join(networks)}")
 
 

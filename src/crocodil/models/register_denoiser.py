@@ -20,6 +20,8 @@ Tokens = Float[Tensor, "B K W"]
 Modulation = Float[Tensor, "B K S W"]  # S shifts, scales and gates per register
 Condition = Float[Tensor, "_ C E"]  # one per sample, or one shared by all samples
 KeysValues = Float[Tensor, "2 _ H C P"]  # keys and values, per head
+# Mean and standard deviation of each coordinate. One tensor, since matrices may be rounded for storage.
+Statistics = Float[Tensor, "2 K D"]
 
 _TIME_FEATURES = 256
 _NORM_EPS = 1e-6
@@ -36,6 +38,7 @@ class RegisterDenoiserConfig:
     condition_width: Width | None = None  # width of the condition vectors; None: no cross-attention
     condition_length: Amount = 0  # number of condition vectors
     self_conditioned: bool = False  # reads its prediction of the previous step (decision D25)
+    standardised: bool = False  # models registers of mean 0 and standard deviation 1 per coordinate (decision D40)
 
     def __post_init__(self) -> None:
         if self.width % self.num_heads:
@@ -58,6 +61,9 @@ class RegisterDenoiser(nn.Module):
         self.final_table = nn.Parameter(torch.zeros(2, width))
         self.proj_out = nn.Linear(width, config.register_width)
         self.condition_embed = ConditionEmbedding(config) if config.condition_width is not None else None
+        self.statistics: Statistics | None
+        identity = torch.tensor([0.0, 1.0])[:, None, None].repeat(1, config.num_registers, config.register_width)
+        self.register_buffer("statistics", identity if config.standardised else None)
 
     def forward(
         self,
@@ -70,7 +76,7 @@ class RegisterDenoiser(nn.Module):
         condition_kv: Float[Tensor, "layers *context"] | None = None,
         identity_attention: Bool[Tensor, "B"] | None = None,
     ) -> RegisterBank:
-        """Predict the clean registers.
+        """Predict the clean registers. All banks are in the units of the prior (`standardise`).
 
         Args:
             noisy_registers: z_s.
@@ -116,6 +122,20 @@ class RegisterDenoiser(nn.Module):
         context = self.condition_embed(condition, None)
         cross_attentions = [block.cross for block in self.blocks if isinstance(block, Block)]
         return torch.stack([cross.keys_and_values(context) for cross in cross_attentions if cross is not None])
+
+    def standardise(self, registers: RegisterBank) -> RegisterBank:
+        """Return encoded registers in the units of the prior; without statistics these are the same."""
+        if self.statistics is None:
+            return registers
+        mean, std = self.statistics.float()
+        return ((registers - mean) / std).to(registers.dtype)
+
+    def unstandardise(self, registers: RegisterBank) -> RegisterBank:
+        """Undo `standardise`: return drawn registers in the units of the encoder."""
+        if self.statistics is None:
+            return registers
+        mean, std = self.statistics.float()
+        return (registers * std + mean).to(registers.dtype)
 
     def init_weights(self, generator: torch.Generator) -> "RegisterDenoiser":
         """Initialise so that every block is close to the identity and the prediction is zero."""

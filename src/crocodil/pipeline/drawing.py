@@ -3,7 +3,7 @@
 It knows the priors and the encoder of their condition, not the demasker.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -31,6 +31,7 @@ class Priors:
 
     prior: RegisterDenoiser | None
     conditional: RegisterDenoiser | None
+    weak: RegisterDenoiser | None = None  # guides draws from the prior of its kind (decision D43)
     encoder: RegisterEncoder
     tokenizer: Tokenizer
     retokenizer: Retokenizer | None
@@ -43,10 +44,11 @@ class Priors:
             raise ValueError(
                 "this model has no prior: it encodes and decodes, and generates with method base only"
             )
-        condition_kv = None
+        denoisers, condition_kvs = self._denoisers(prior, drawing), []
         if prior is self.conditional:
-            condition_kv = self._bare_condition_kv(prior, length, streams.keys.device)
-        return self._draw(prior, drawing, drawing.prior_steps, condition_kv, streams, on_step)
+            device = streams.keys.device
+            condition_kvs = [self._bare_condition_kv(denoiser, length, device) for denoiser in denoisers]
+        return self._draw(denoisers, drawing, drawing.prior_steps, condition_kvs, streams, on_step)
 
     @torch.no_grad()
     def draw_given(
@@ -61,26 +63,41 @@ class Priors:
         """Draw registers given the visible tokens of a text."""
         if self.conditional is None:
             raise ValueError("this model has no conditional prior: use conthendisc or base, with no given text")
-        condition_kv = self.conditional.cross_attention_kv(self.condition(tokens))
-        drawn = self._draw(self.conditional, drawing, num_steps, condition_kv, streams, on_step)
+        denoisers, condition = self._denoisers(self.conditional, drawing), self.condition(tokens)
+        condition_kvs = [denoiser.cross_attention_kv(condition) for denoiser in denoisers]
+        drawn = self._draw(denoisers, drawing, num_steps, condition_kvs, streams, on_step)
         return Draw(drawn.registers, drawn.cost + Cost(encoder_calls=1))
+
+    def _denoisers(self, prior: RegisterDenoiser, drawing: Drawing) -> list[RegisterDenoiser]:
+        """Return the prior and, for autoguidance, the weak prior if it is of the same kind."""
+        if drawing.autoguidance == 1 or self.weak is None:
+            return [prior]
+        is_alike = self.weak.config.condition_width == prior.config.condition_width
+        return [prior, self.weak] if is_alike else [prior]
 
     def _draw(
         self,
-        prior: RegisterDenoiser,
+        denoisers: list[RegisterDenoiser],
         drawing: Drawing,
         num_steps: int,
-        condition_kv: Tensor | None,
+        condition_kvs: list[Tensor],
         streams: Streams,
         on_step: OnStep | None,
     ) -> Draw:
+        prior, weak = denoisers[0], denoisers[1] if len(denoisers) > 1 else None
+        if weak is None and self.weak is not None:
+            drawing = replace(drawing, autoguidance=1.0)
+        condition_kv, weak_condition_kv = [*condition_kvs, None, None][:2]
         return draw_registers(
             prior,
             drawing,
             shape=(prior.config.num_registers, prior.config.register_width),
             num_steps=num_steps,
             self_conditioned=prior.config.self_conditioned,
+            unstandardise=prior.unstandardise,
             condition_kv=condition_kv,
+            weak=weak,
+            weak_condition_kv=weak_condition_kv,
             streams=streams,
             on_step=on_step,
             engine=self.engine,
@@ -96,11 +113,12 @@ class Priors:
     @torch.no_grad()
     def _bare_condition_kv(self, conditional: RegisterDenoiser, length: int, device: torch.device) -> Tensor:
         """A conditional prior without a plain one draws given a bare canvas (D15), which is encoded once."""
-        if length not in self._bare_canvases:
+        key = conditional, length
+        if key not in self._bare_canvases:
             canvas = masked_canvas(NOTHING, self.tokenizer, length=length).to(device)
-            self._bare_canvases[length] = conditional.cross_attention_kv(self.condition(canvas.tokens))
-        return self._bare_canvases[length]
+            self._bare_canvases[key] = conditional.cross_attention_kv(self.condition(canvas.tokens))
+        return self._bare_canvases[key]
 
     @cached_property
-    def _bare_canvases(self) -> dict[int, Tensor]:
+    def _bare_canvases(self) -> dict[tuple[RegisterDenoiser, int], Tensor]:
         return {}

@@ -1,7 +1,8 @@
 """A model folder: crocodil.json, tokenizer.json, a model card and a folder for each network."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import nn
 from crocodil.checkpoints.checksums import check_quickly, write_checksums
 from crocodil.checkpoints.format import load_model, save_model
 from crocodil.checkpoints.hub import CARD_FILE
+from crocodil.checkpoints.quantised import Bits
 from crocodil.checkpoints.tensors import Device, StrPath
 from crocodil.models.demasker import Demasker
 from crocodil.models.llada import LLaDA
@@ -30,6 +32,7 @@ NETWORKS: dict[str, type[nn.Module]] = {
     "encoder": RegisterEncoder,
     "prior": RegisterDenoiser,
     "conditional": RegisterDenoiser,
+    "weak_prior": RegisterDenoiser,
     "condition_encoder": RegisterEncoder,
     "base": LLaDA,
 }
@@ -44,7 +47,7 @@ def write_folder(
     *,
     card: Card = UNKNOWN,
     name: str | None = None,  # in the card; default: that of the folder
-    int8: bool = False,
+    bits: Bits | None = None,
 ) -> None:
     """Write a model folder with a card. It appears complete or not at all, and never replaces another."""
     if target.exists():
@@ -56,7 +59,7 @@ def write_folder(
         if encoder_tokenizer is not None:
             encoder_tokenizer.save(unfinished / ENCODER_TOKENIZER_FILE)
         for name, network in networks.items():
-            save_model(network, unfinished / name, int8=int8)  # type: ignore[arg-type]
+            save_model(network, unfinished / name, bits=bits)  # type: ignore[arg-type]
         write_checksums(unfinished)
 
 
@@ -128,3 +131,20 @@ def _check_condition(conditional: RegisterDenoiser, encoder: RegisterEncoder) ->
         raise ValueError("the conditional prior has no cross-attention, like a plain prior: are the two swapped?")
     if expected != encoded:
         raise ValueError(f"the conditional prior expects {expected} (registers, width), its encoder has {encoded}")
+
+
+def check_weak_prior(weak: RegisterDenoiser, priors: Iterable[RegisterDenoiser | None]) -> None:
+    """Check that the weak prior models the same registers as a prior; its layers and width may differ."""
+    if not any(prior is not None and _models_the_same(weak, prior) for prior in priors):
+        raise ValueError(
+            "the weak prior is unlike every prior of the model in its registers, their statistics, its condition "
+            "or self-conditioning: train it on the same cached registers"
+        )
+
+
+def _models_the_same(first: RegisterDenoiser, second: RegisterDenoiser) -> bool:
+    size: dict[str, Any] = {"width": 1, "num_layers": 1, "num_heads": 1, "mlp_ratio": 1}
+    if replace(first.config, **size) != replace(second.config, **size):
+        return False
+    units = [denoiser.statistics for denoiser in (first, second) if denoiser.statistics is not None]
+    return not units or torch.equal(*units)

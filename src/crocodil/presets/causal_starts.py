@@ -3,15 +3,18 @@
 from dataclasses import replace
 
 from crocodil.checkpoints.bases import base_config
-from crocodil.checkpoints.causal import read_causal_config
+from crocodil.checkpoints.causal import read_causal_config, weight_size
+from crocodil.checkpoints.tensors import StrPath
 from crocodil.models.llada import LLaDAConfig
 from crocodil.training.run_config import CausalStart, Pretrained, Run, read_causal_start
 from crocodil.training.stage_setup import Workspace
 
-# Learning rates of the base and of the guided demasker after it. Muon's were used with 16 layers of SmolLM2-135M
-# (docs/research-log.md); AdamW's is Open-dCoder's for Qwen2.5-Coder-0.5B.
-BASE_RATES = {"muon": 2e-3, "adamw": 3e-4}
-GUIDED_RATES = {"muon": 1e-3, "adamw": 3e-4}
+# A step of Muon has the same size in every model, so its learning rate must fit the size of the weights. 0.015
+# times that size is 2.9e-3 for SmolLM2-135M, where 2e-3 and 4e-3 were the best, and 2.4e-4 for Qwen2.5-Coder-0.5B,
+# where 3e-4 was (docs/research-log.md). AdamW's rate is Open-dCoder's for Qwen2.5-Coder-0.5B.
+MUON_RATE_PER_SIZE = 0.015
+SMOLLM2_RATE = 2.9e-3
+ADAMW_RATE = 3e-4
 _ENCODER_FIELDS = (
     "width",
     "num_heads",
@@ -22,6 +25,11 @@ _ENCODER_FIELDS = (
     "norm_eps",
     "qkv_bias",
 )
+
+
+def fitting_muon_rate(directory: StrPath) -> float:
+    """Return the learning rate of Muon that fits the weights of a causal model, with two digits."""
+    return float(f"{MUON_RATE_PER_SIZE * weight_size(directory):.1e}")
 
 
 def begin_as_causal(run: Run, start: CausalStart) -> Run:
@@ -45,11 +53,14 @@ def _with_base(run: Run, start: CausalStart, base: LLaDAConfig) -> Run:
         encoder = replace(
             encoder, **shape, num_layers=min(encoder.num_layers, base.num_layers), without_qk_norm=not base.qk_norm
         )
+    muon_rate = start.muon_rate or SMOLLM2_RATE
+    base_rates = {"muon": muon_rate, "adamw": ADAMW_RATE}
+    guided_rates = {"muon": muon_rate / 2, "adamw": ADAMW_RATE}
     return replace(
         run,
         demasker=replace(run.demasker, backbone=base),
         encoder=encoder,
-        base_loop=replace(run.base_loop, learning_rate=BASE_RATES[run.base_loop.optimiser]),
-        guided_loop=replace(run.guided_loop, learning_rate=GUIDED_RATES[run.guided_loop.optimiser]),
+        base_loop=replace(run.base_loop, learning_rate=base_rates[run.base_loop.optimiser]),
+        guided_loop=replace(run.guided_loop, learning_rate=guided_rates[run.guided_loop.optimiser]),
         causal=start,
     )

@@ -36,6 +36,13 @@ def perturb(registers: RegisterBank, *, std: float, streams: Streams) -> Registe
     return registers + std * noise
 
 
+def replace_by_noise(registers: RegisterBank, *, rate: float, streams: Streams) -> RegisterBank:
+    """Return a bank where this share of the samples has noise instead of its registers, at the same norm (D41)."""
+    chosen = streams.at("chosen").uniform() < rate
+    noise = normalise(streams.at("noise").normal(*registers.shape[1:])).to(registers.dtype)
+    return torch.where(chosen[:, None, None], noise, registers)
+
+
 def block_ends(num_registers: int) -> list[int]:
     """Return where the blocks end: after 1, 2, 4, 8, ..., K registers (App. E, decision D3).
 

@@ -191,10 +191,11 @@ def with_steps(pipe: Crocodil, protocol: Protocol) -> Crocodil:
 
 def parts(pipe: Crocodil, uses: Collection[str] | None = None) -> Row:
     """Return what identifies a model: a fingerprint per network (None if absent), and how registers are drawn."""
-    all_parts = {
-        **{name: fingerprint(getattr(pipe, name)) for name in NETWORKS},
-        DRAWING: described(pipe.settings.drawing),
-    }
+    drawing = described(pipe.settings.drawing)
+    if pipe.settings.drawing.autoguidance != 1:  # part of the drawing, so that rows without it stay valid
+        drawing += f", weak_prior {fingerprint(pipe.weak_prior)}"
+    networks = [name for name in NETWORKS if name != "weak_prior"]
+    all_parts = {**{name: fingerprint(getattr(pipe, name)) for name in networks}, DRAWING: drawing}
     return all_parts if uses is None else {name: all_parts[name] for name in uses}
 
 

@@ -59,7 +59,8 @@ class Protocol:
 
     def with_paper_steps(self) -> "Protocol":
         """Return this protocol with 128 and 32 DDIM steps (Sec. 5) instead of the model's settings."""
-        return replace(self, drawing={"prior_steps": 128, "refresh_steps": 32, "eta": 0.0, "pag_scale": 0.0})
+        unguided = {"pag_scale": 0.0, "self_cond_scale": 1.0, "autoguidance": 1.0}
+        return replace(self, drawing={"prior_steps": 128, "refresh_steps": 32, "eta": 0.0, **unguided})
 
     def swept_for(self, calls: int, length: int) -> int:
         """Return the swept number of calls to use for `calls`: the nearest by ratio, on a tie the smaller."""

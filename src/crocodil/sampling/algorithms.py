@@ -33,34 +33,42 @@ def draw_registers(
     shape: tuple[int, int],
     num_steps: int,
     self_conditioned: bool = False,
+    unstandardise: Callable[[RegisterBank], RegisterBank] | None = None,
     condition_kv: Tensor | None = None,
+    weak: Callable[..., RegisterBank] | None = None,
+    weak_condition_kv: Tensor | None = None,
     streams: Streams,
     on_step: OnStep | None = None,
     engine: Engine = PLAIN,
 ) -> Draw:
     """Draw z_0 = G_psi(eps) and project it to the sphere that the demasker was trained on (decision D20).
 
-    `denoiser` is g_psi(z_s, s); `shape` is the number of its registers and their width.
+    `denoiser` is g_psi(z_s, s); `shape` is the number of its registers and their width. `unstandardise` turns its
+    units into those of the encoder (decision D40). `weak` is the network of autoguidance.
     """
+    if drawing.self_cond_scale != 1 and not self_conditioned:
+        raise ValueError("self_cond_scale needs a self-conditioned prior: use 1 with this one")
+    if drawing.autoguidance != 1 and weak is None:
+        raise ValueError("autoguidance needs a weak prior, and this model has none: use 1")
     num_registers, register_width = shape
     noise: Float[Tensor, "B K D"] = streams.at("noise").normal(num_registers, register_width)
     offsets = block_offsets(block_index(num_registers), largest=drawing.largest_offset)
+    scales = (drawing.pag_scale, self_conditioned, drawing.self_cond_scale)
     registers = ddim(
-        GuidedDenoiser(denoiser, drawing.pag_scale, self_conditioned),
+        GuidedDenoiser(denoiser, *scales, weak, drawing.autoguidance),
         noise,
         ddim_times(num_steps, offsets),
         offsets=offsets,
         shift=drawing.time_shift,
         eta=drawing.eta,
         streams=streams,
-        inputs=() if condition_kv is None else (condition_kv,),
+        inputs=[keys_values for keys_values in (condition_kv, weak_condition_kv) if keys_values is not None],
         on_step=on_step,
         play=engine.play,
     )
-    registers = normalise(registers)
+    registers = normalise(registers if unstandardise is None else unstandardise(registers))
     check_finite(registers, "the prior's registers")
-    calls_per_step = 2 if drawing.pag_scale else 1
-    return Draw(registers, Cost(denoiser_calls=num_steps * calls_per_step))
+    return Draw(registers, Cost(denoiser_calls=num_steps * drawing.calls_per_step))
 
 
 # ---------------------------------------------------------------- Algorithms 2, 3 and 6

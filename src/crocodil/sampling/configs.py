@@ -84,10 +84,21 @@ class Drawing:
     pag_scale: PagScale = knob(
         0.0, "Perturbed-attention guidance of the prior: more fluency, less variety."
     )  # D33
+    self_cond_scale: Guidance = knob(
+        1.0, "Self-conditioning guidance of the prior; any value but 1 adds a denoiser call per step."
+    )  # D42
+    autoguidance: Guidance = knob(
+        1.0, "Guidance of the prior away from the model's weak prior; any value but 1 adds a call per step."
+    )  # D43
     num_registers: Width | None = knob(None, "Guide with the first registers only. Default: all that are drawn.")
     refresh_at: tuple[Share, ...] = (0.5,)  # ConWithinDisc draws again after these shares of the calls (D9)
     largest_offset: Share = 0.1  # of the block offsets; must be as in training (D4)
     time_shift: Positive = 1.0  # of the diffusion times; must be as in training
+
+    @property
+    def calls_per_step(self) -> int:
+        """Each kind of guidance needs one more prediction."""
+        return 1 + (self.pag_scale != 0) + (self.self_cond_scale != 1) + (self.autoguidance != 1)
 
 
 def with_decoding_knobs(decoding: Decoding, knobs: dict[str, Any]) -> Decoding:

@@ -79,16 +79,21 @@ def strengthened(demask: Demask, guidance: float) -> Demask:
 
 @dataclass(frozen=True)
 class GuidedDenoiser:
-    """g_psi(z_s, s) with perturbed-attention guidance (decision D33).
+    """g_psi(z_s, s) with perturbed-attention (decision D33), self-conditioning (D42) and autoguidance (D43).
 
-    The prediction is moved away from that of the same network with identity attention, where registers do not
-    attend to each other. Both come from one batch of twice the size. A self-conditioned denoiser is given its own
-    last prediction, without guidance.
+    The first moves the prediction away from that of the same network with identity attention, where registers do
+    not attend to each other; 0 is no guidance. The second is without + scale * (with - without), where "without"
+    is the prediction of a self-conditioned denoiser that is not given its last prediction; 1 is no guidance. These
+    predictions come from one larger batch. The third is the same formula, with the prediction of a weaker network
+    for "without". Differences add up. The next step is given the prediction without guidance.
     """
 
     denoiser: Callable[..., RegisterBank]
     pag_scale: float = 0.0
     self_conditioned: bool = False
+    self_cond_scale: float = 1.0
+    weak: Callable[..., RegisterBank] | None = None  # self-conditioned if the denoiser is
+    autoguidance: float = 1.0
 
     def __call__(
         self,
@@ -96,20 +101,34 @@ class GuidedDenoiser:
         time: RegisterTime,
         last_prediction: RegisterBank,
         condition_kv: Tensor | None = None,
+        weak_condition_kv: Tensor | None = None,
     ) -> Denoised:
         options: dict[str, Any] = {} if condition_kv is None else {"condition_kv": condition_kv}
+        guesses = [last_prediction]  # one per prediction: the plain one, and those that guide it
+        if self.pag_scale:
+            guesses.append(last_prediction)
+        if self.self_cond_scale != 1:
+            guesses.append(torch.zeros_like(last_prediction))  # as in training
+        count = len(guesses)
         if self.self_conditioned:
-            options["guess"] = last_prediction
-        if not self.pag_scale:
-            prediction = self.denoiser(noisy_registers, time, **options)
-            return Denoised(prediction, prediction)
-        if self.self_conditioned:
-            options["guess"] = torch.cat([last_prediction, last_prediction])
-        both = self.denoiser(
-            torch.cat([noisy_registers, noisy_registers]),
-            torch.cat([time, time]),
-            identity_attention=torch.arange(2 * len(time), device=time.device) >= len(time),
-            **options,
-        )
-        prediction, perturbed = both.chunk(2)
-        return Denoised(prediction + self.pag_scale * (prediction - perturbed), prediction)
+            options["guess"] = _joined(guesses)
+        if self.pag_scale:
+            row = torch.arange(count * len(time), device=time.device)
+            options["identity_attention"] = row // len(time) == 1
+        predictions = self.denoiser(_joined([noisy_registers] * count), _joined([time] * count), **options)
+        prediction, *guiding = predictions.chunk(count)
+        clean = prediction
+        if self.pag_scale:
+            clean = clean + self.pag_scale * (prediction - guiding[0])
+        if self.self_cond_scale != 1:
+            clean = clean + (self.self_cond_scale - 1) * (prediction - guiding[-1])
+        if self.weak is not None and self.autoguidance != 1:
+            options = {} if weak_condition_kv is None else {"condition_kv": weak_condition_kv}
+            if self.self_conditioned:
+                options["guess"] = last_prediction
+            clean = clean + (self.autoguidance - 1) * (prediction - self.weak(noisy_registers, time, **options))
+        return Denoised(clean, prediction)
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)

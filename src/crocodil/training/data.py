@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from crocodil.corpus.order import Order
@@ -23,6 +24,8 @@ from crocodil.training.work import Work
 
 NUM_VALID = 128  # programs of each length that are validated
 REGISTERS_FILE = "registers.npy"
+ROWS_AT_ONCE = 4096  # of cached registers, for their statistics
+SMALLEST_STD = 1e-3  # of a coordinate; float16 does not resolve less in registers, whose entries are about 1
 
 
 # ---------------------------------------------------------------- programs
@@ -147,9 +150,25 @@ class CachedRegisters:
         return device.startswith("cuda") and 8 * self.bank.nbytes < torch.cuda.mem_get_info(device)[0]
 
     @cache  # noqa: B019
+    def moments(self) -> np.ndarray:
+        """Return the means of z and of z^2 for every coordinate of every register, in float64."""
+        sums = np.zeros((2, *self.bank.shape[1:]))
+        for start in range(0, len(self), ROWS_AT_ONCE):
+            rows = self.bank[start : start + ROWS_AT_ONCE].astype(np.float64)
+            sums += rows.sum(axis=0), np.square(rows).sum(axis=0)
+        return sums / len(self)
+
+    @cache  # noqa: B019
     def resident(self, device: str) -> Tensor:
         """Return all registers as one tensor on the device."""
         return torch.from_numpy(np.array(self.bank)).to(device)
+
+
+def register_statistics(views: Sequence[CachedRegisters]) -> Float[Tensor, "2 K D"]:
+    """Return mean and standard deviation of every coordinate (decision D40); all lengths count alike."""
+    mean, mean_square = np.mean([view.moments() for view in views], axis=0)
+    variance = np.maximum(mean_square - mean**2, SMALLEST_STD**2)
+    return torch.from_numpy(np.stack([mean, np.sqrt(variance)])).float()
 
 
 @torch.no_grad()

@@ -12,7 +12,7 @@ from crocodil.models.register_denoiser import RegisterDenoiserConfig
 from crocodil.models.register_encoder import RegisterEncoderConfig
 from crocodil.objectives import AlignBy, DemaskerObjective, PriorObjective
 from crocodil.runtime.atomic import locked, remove_unfinished, whole_file
-from crocodil.runtime.config import Amount, Count, Lengths, Weight, config, read_as, read_json
+from crocodil.runtime.config import Amount, Count, Lengths, Positive, Weight, config, read_as, read_json
 from crocodil.training.adapting import LoRA
 from crocodil.training.loop import LoopConfig
 
@@ -37,6 +37,7 @@ class CausalStart:
     freeze_embeddings: bool = False  # train neither embeddings nor head, apart from the row of the mask token
     align_weight: Weight = 0.0  # of the alignment with the frozen causal model; 0: no alignment
     align_by: AlignBy = "token"
+    muon_rate: Positive | None = None  # Muon's learning rate for weights of this size; None: that of SmolLM2
 
 
 # Pairs of fields that must have the same value.

@@ -20,14 +20,14 @@ from crocodil.checkpoints.qwen3 import load_qwen3_embedding
 from crocodil.corpus.shards import TOKENIZER_FILE, Corpus, Programs
 from crocodil.models.demasker import Demasker
 from crocodil.models.llada import LLaDA
-from crocodil.models.register_denoiser import RegisterDenoiser
+from crocodil.models.register_denoiser import RegisterDenoiser, RegisterDenoiserConfig
 from crocodil.models.register_encoder import RegisterEncoder
 from crocodil.runtime.distributed import Ranks
 from crocodil.seeding import generator_for
 from crocodil.text.retokenizer import Retokenizer
 from crocodil.text.tokenizer import Tokenizer
 from crocodil.training.adapting import add_adapters, freeze_embeddings, init_from_base
-from crocodil.training.data import CachedRegisters, Data
+from crocodil.training.data import CachedRegisters, Data, register_statistics
 from crocodil.training.loop import LoopConfig, Stage
 from crocodil.training.run_config import CausalStart, Run
 from crocodil.training.stages import Alignment, BaseStage, ConditionalPriorStage, GuidedStage, PriorStage
@@ -125,10 +125,10 @@ def guided_stage(run: Run, workspace: Workspace) -> tuple[Stage, LoopConfig]:
 
 def prior_stage(run: Run, workspace: Workspace) -> tuple[Stage, LoopConfig]:
     loop = run.prior_loop
-    denoiser = RegisterDenoiser(run.prior).init_weights(generator_for("prior", loop.seed))
+    registers = workspace.registers(run, "train")
     stage = PriorStage(
-        workspace.to_device(denoiser),
-        workspace.registers(run, "train"),
+        workspace.to_device(_denoiser(run.prior, registers, generator_for("prior", loop.seed))),
+        registers,
         workspace.registers(run, "valid"),
         workspace.data(run, loop),
         run.prior_objective,
@@ -138,12 +138,11 @@ def prior_stage(run: Run, workspace: Workspace) -> tuple[Stage, LoopConfig]:
 
 def conditional_stage(run: Run, workspace: Workspace) -> tuple[Stage, LoopConfig]:
     loop = run.conditional_loop
-    denoiser = RegisterDenoiser(run.conditional).init_weights(generator_for("conditional", loop.seed))
-    encoder = workspace.trained_encoder()
+    registers, encoder = workspace.registers(run, "train"), workspace.trained_encoder()
     stage = ConditionalPriorStage(
-        workspace.to_device(denoiser),
+        workspace.to_device(_denoiser(run.conditional, registers, generator_for("conditional", loop.seed))),
         encoder.requires_grad_(run.condition_encoder_learns),
-        workspace.registers(run, "train"),
+        registers,
         workspace.registers(run, "valid"),
         workspace.data(run, loop),
         run.demasker.backbone.mask_id,
@@ -216,6 +215,19 @@ def _encoder(run: Run, base: LLaDA) -> RegisterEncoder:
         generator=generator,
         dtype=torch.float32,
     )
+
+
+def _denoiser(
+    config: RegisterDenoiserConfig, registers: list[CachedRegisters], generator: torch.Generator
+) -> RegisterDenoiser:
+    """Build a new denoiser, with the statistics of the training registers if it models standardised ones.
+
+    They are not part of a checkpoint: a stage that resumes computes them again, from the same registers.
+    """
+    denoiser = RegisterDenoiser(config).init_weights(generator)
+    if denoiser.statistics is not None:
+        denoiser.statistics.copy_(register_statistics(registers))
+    return denoiser
 
 
 def retokenizer(run: Run, workspace: Workspace) -> Retokenizer | None:

@@ -220,7 +220,7 @@ class PriorStage:
         metrics: dict[str, float] = {}
         for batch in self.data.validation_batches():
             registers = self.valid_registers[batch.turn].batch(batch.program_ids, self.data.device)
-            metrics |= prior_metrics(self.denoiser, registers, self.denoiser.config, self.objective, batch.suffix)
+            metrics |= prior_metrics(self.denoiser, registers, self.objective, suffix=batch.suffix)
         return metrics
 
 
@@ -298,7 +298,8 @@ class ConditionalPriorStage:
                 ", half visible": mask_half(batch.tokens, mask_id=self.mask_id),
             }
             for label, (noisy, hidden) in views.items():
-                denoise = partial(self.denoiser, condition=self.encode(noisy, hidden))
-                suffix = label + batch.suffix
-                metrics |= prior_metrics(denoise, registers, self.denoiser.config, self.objective, suffix)
+                condition, suffix = self.encode(noisy, hidden), label + batch.suffix
+                metrics |= prior_metrics(
+                    self.denoiser, registers, self.objective, condition=condition, suffix=suffix
+                )
         return metrics

@@ -8,7 +8,7 @@ import torch
 
 from crocodil.metrics.likelihood import Accuracy, demasking_accuracy
 from crocodil.metrics.register_quality import prdc_per_register, psnr, squared_error_by_time
-from crocodil.models.register_denoiser import RegisterDenoiserConfig
+from crocodil.models.register_denoiser import Condition, RegisterDenoiser
 from crocodil.objectives import PriorObjective
 from crocodil.processes.gaussian import Denoise
 from crocodil.processes.masking import Masked, mask_tokens
@@ -59,17 +59,29 @@ def mask_half(tokens: TokenIds, *, mask_id: int) -> Masked:
 
 
 def prior_metrics(
-    denoise: Denoise,
+    denoiser: RegisterDenoiser,
     registers: RegisterBank,
-    config: RegisterDenoiserConfig,
     objective: PriorObjective,
+    *,
+    condition: Condition | None = None,
     suffix: str,
 ) -> dict[str, float]:
     """Return how well a prior denoises registers, and how close drawn registers are to encoded ones."""
     drawing = Drawing(largest_offset=objective.largest_offset, time_shift=objective.time_shift)
-    return _denoising_metrics(denoise, registers, suffix) | _drawing_metrics(
-        denoise, registers, drawing, self_conditioned=config.self_conditioned, suffix=suffix
-    )
+    denoise = denoiser if condition is None else partial(denoiser, condition=condition)
+    metrics = _denoising_metrics(denoise, denoiser.standardise(registers), suffix)
+    if len(registers) > NUM_NEIGHBOURS:
+        drawn, _ = draw_registers(
+            denoise,
+            drawing,
+            shape=(registers.shape[1], registers.shape[2]),
+            num_steps=NUM_DRAW_STEPS,
+            self_conditioned=denoiser.config.self_conditioned,
+            unstandardise=denoiser.unstandardise,
+            streams=_streams(registers).at("draw"),
+        )
+        metrics |= _drawing_metrics(drawn, registers, suffix)
+    return metrics
 
 
 def _denoising_metrics(denoise: Denoise, registers: RegisterBank, suffix: str) -> dict[str, float]:
@@ -81,23 +93,11 @@ def _denoising_metrics(denoise: Denoise, registers: RegisterBank, suffix: str) -
     return metrics
 
 
-def _drawing_metrics(
-    denoise: Denoise, registers: RegisterBank, drawing: Drawing, *, self_conditioned: bool, suffix: str
-) -> dict[str, float]:
+def _drawing_metrics(drawn: RegisterBank, registers: RegisterBank, suffix: str) -> dict[str, float]:
     """Return PRDC between drawn and encoded registers, averaged over the registers (App. E).
 
     A perfect prior has values near 1. Coverage is the first to drop.
     """
-    if len(registers) <= NUM_NEIGHBOURS:
-        return {}
-    drawn, _ = draw_registers(
-        denoise,
-        drawing,
-        shape=(registers.shape[1], registers.shape[2]),
-        num_steps=NUM_DRAW_STEPS,
-        self_conditioned=self_conditioned,
-        streams=_streams(registers).at("draw"),
-    )
     prdc = prdc_per_register(registers, drawn, nearest=NUM_NEIGHBOURS).mean._asdict()
     return {f"valid {name} of drawn registers{suffix}": value for name, value in prdc.items()}
 

@@ -50,7 +50,7 @@ def _psnr_row(context: Context, name: str, time: float) -> Row:
     for start in range(0, len(texts), size):
         batch = texts[start : start + size]
         streams = context.streams("psnr", len(batch), start=start)
-        registers = pipe.encode(batch, cut=True).bank[:, : prior.config.num_registers]
+        registers = prior.standardise(pipe.encode(batch, cut=True).bank[:, : prior.config.num_registers])
         condition = mask_half(pipe, batch, streams.at("half")) if name == CONDITIONAL else None
         errors = squared_error_by_time(_denoise(context, prior, condition), registers, [time], streams=streams)
         total += errors[time] * len(batch)
