@@ -214,6 +214,31 @@ def test_a_small_folder_of_own_files_fills_all_splits(small_corpus):
     assert list(warnings(found)) == []
 
 
+def test_a_corpus_for_tests_leaves_out_what_another_corpus_has(small_corpus, tmp_path, capsys):
+    shutil.copytree(small_corpus, without_work := tmp_path / "other", ignore=shutil.ignore_patterns("work"))
+    known = small_corpus.parent / "files" / Corpus(small_corpus).shards("train")[0].paths[-1]
+    last = "\n" + known.read_text().split("\n\n")[-1]
+    for name, text in {"new": program("new", 5) + last, "same": known.read_text()}.items():
+        (tmp_path / "files" / name).mkdir(parents=True)
+        (tmp_path / "files" / name / "m.py").write_text(text)
+    recipe = replace(own_python(tmp_path / "files"), valid_share=0.0, test_share=1.0)
+    with pytest.raises(ValueError, match="a corpus for tests alone cannot train a tokenizer: give one with"):
+        build(recipe, tmp_path / "out")
+    with pytest.raises(ValueError, match="files is not a finished corpus"):
+        build(replace(own_python(tmp_path), against=(tmp_path / "files",)), tmp_path / "out")
+    for number, other in enumerate((small_corpus, without_work)):
+        full = replace(recipe, tokenizer=other / "tokenizer.json", against=(other,))
+        built = build(full, tmp_path / f"{number}", num_processes=1)
+        assert [package["split"] for package in built.packages] == ["test", None]
+        assert built.description["counts"]["dropped"]["exact duplicate of another corpus"][0] == 1
+        assert 0 < built.description["leaked_share"]["test"] < 0.3
+        assert list(warnings(built)) == []
+    code, shown, _ = called(capsys, "corpus", "show", tmp_path / "0")
+    assert code == 0
+    assert "Lengths of documents in test" in shown
+    assert "def " not in shown
+
+
 def test_an_empty_split_is_said_by_the_build_by_the_report_and_by_whatever_needs_it(tmp_path, capsys):
     for number in range(2):
         (tmp_path / "files").mkdir(exist_ok=True)

@@ -4,6 +4,8 @@ import pytest
 from wheels import make_wheel, program
 
 from crocodil.corpus.registry import Pin, RegistryError, fetch, lock, read_manifest, read_names, without_pin
+from crocodil.corpus.selection import family
+from crocodil.presets import corpora
 
 
 def test_a_lock_pins_the_newest_wheel_and_leaves_out_what_has_none(registry):
@@ -29,6 +31,15 @@ def test_a_wheel_that_changed_since_it_was_pinned_is_refused(registry, tmp_path)
     make_wheel(registry, "pack00", files={"pack00/other.py": program("other")})
     with pytest.raises(RegistryError, match=r"(?i)hash"):
         fetch(pins, tmp_path / "wheels")
+
+
+def test_no_family_of_the_fresh_test_split_is_one_of_the_training_corpus():
+    fresh = read_manifest(corpora.FRESH_TEST)
+    families = [family(pin.name) for pin in fresh]
+    assert len(set(families)) == len(families) >= 280
+    assert not set(families) & {family(pin.name) for pin in read_manifest(corpora.MANIFEST)}
+    assert len({pin.sha256 for pin in fresh}) == len(fresh)
+    assert corpora.fresh_test().only_test
 
 
 def test_a_manifest_says_where_it_is_wrong(tmp_path):

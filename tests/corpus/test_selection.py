@@ -7,7 +7,7 @@ from wheels import program
 from crocodil.corpus.documents import Document
 from crocodil.corpus.harvest import INDEX_FILE, Index
 from crocodil.corpus.recipe import Recipe
-from crocodil.corpus.selection import SPLITS, _draw, catalogue, family, near_duplicates, select
+from crocodil.corpus.selection import SPLITS, _draw, catalogue, family, near_duplicates, nearly_known, select
 from crocodil.corpus.sources import Files
 
 
@@ -64,6 +64,31 @@ def test_near_duplicates_are_found_by_sorting_as_by_comparing_all_pairs():
     assert (found[clearly]).mean() > 0.97  # hashing in bands misses a pair now and then
     assert not found[~possibly].any()
     assert not found[:60].any()
+
+
+def test_copies_of_another_corpus_are_dropped_first(tmp_path, recipe):
+    (tmp_path / "other").mkdir()
+    text = "\n".join(program(name, 7) for name in ("a", "b", "c"))
+    edited = text.replace("on scale 3", "on another scale", 1) + "\n# copied"
+    known = catalogued(tmp_path / "other", [("x", program("d", 9)), ("x", text)])
+    rows = [("y", edited), ("y", program("e", 9)), ("y", program("e", 9)), ("y", program("d", 9))]
+    documents = catalogued(tmp_path, rows)
+    selection = select(documents, recipe, known)
+    assert (selection.split >= 0).tolist() == [False, True, False, False]
+    dropped = {reason: amount[0] for reason, amount in selection.dropped.items() if amount[0]}
+    assert dropped == {
+        "exact duplicate of another corpus": 1, "near duplicate of another corpus": 1, "exact duplicate": 1,
+    }  # fmt: skip
+    with pytest.raises(ValueError, match="all documents also occur in the other corpora"):
+        select(documents, recipe, documents)
+
+
+def test_a_known_document_is_found_even_if_it_is_not_the_first_of_its_band():
+    draw = np.random.default_rng(0)
+    known = draw.integers(0, 2**32, (3, 128), dtype=np.uint32)
+    known[:, :5] = known[0, :5]
+    assert nearly_known(known[2:], known[:2], 0.7).tolist() == [False]
+    assert nearly_known(known[2:], known, 0.7).tolist() == [True]
 
 
 def test_a_package_is_capped_by_a_random_part_that_is_always_the_same(tmp_path, recipe):
@@ -144,6 +169,12 @@ def test_train_is_filled_first_and_a_split_without_a_share_stays_empty(tmp_path,
     documents = catalogued(tmp_path, [(f"family{number}", program(f"m{number}", 5)) for number in range(9)])
     split = select(documents, replace(recipe, valid_share=0.0, test_share=0.0)).split
     assert set(split.tolist()) == {SPLITS.index("train")}
+
+
+def test_all_documents_can_be_for_tests(tmp_path, recipe):
+    documents = catalogued(tmp_path, [(f"family{number}", program(f"m{number}", 5)) for number in range(9)])
+    split = select(documents, replace(recipe, valid_share=0.0, test_share=1.0)).split
+    assert set(split.tolist()) == {SPLITS.index("test")}
 
 
 @pytest.mark.parametrize("shares", [(-0.1, 0.1), (0.5, 0.5), (float("nan"), 0.1)])

@@ -12,7 +12,11 @@ corpus = typer.Typer(help="Build, inspect, verify and move a training corpus.", 
 app.add_typer(corpus, name="corpus", rich_help_panel=TRAIN)
 
 _FROM_SOURCE = {"python-files": "own_python", "plain-text": "own_text"}  # presets that read --source
-_FIXED = {"python-wheels": "python_wheels", "starcoder-python": "starcoder_python"}
+_FIXED = {
+    "python-wheels": "python_wheels",
+    "fresh-test": "fresh_test",
+    "starcoder-python": "starcoder_python",
+}
 
 
 Directory = Annotated[Path, typer.Argument(metavar="CORPUS", help="The folder of the corpus.")]
@@ -30,6 +34,12 @@ def build(
         str | None,
         typer.Option(
             help="Use this tokenizer.json, or that of a model on the hub, instead of training a new one."
+        ),
+    ] = None,
+    against: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="CORPUS", help="Leave out documents that also occur in this corpus. Can be repeated."
         ),
     ] = None,
     vocab_size: Annotated[
@@ -54,7 +64,7 @@ def build(
     else:
         raise ValueError(f"no preset {preset!r}: choose one of {', '.join([*_FIXED, *_FROM_SOURCE])}")
     existing = None if tokenizer is None else tokenizer_file(tokenizer)
-    recipe = replace(recipe, tokenizer=existing, vocab_size=vocab_size)
+    recipe = replace(recipe, tokenizer=existing, vocab_size=vocab_size, against=tuple(against or ()))
     build_corpus(recipe, out, num_processes=processes)
     show(out, samples=0)
 

@@ -22,6 +22,7 @@ import numpy as np
 
 from crocodil.corpus.documents import Document, utf8_name
 from crocodil.corpus.harvest import COUNTS_FILE, harvest, read_documents
+from crocodil.corpus.known import check_known, known_documents, known_shards
 from crocodil.corpus.leaks import WINDOW, leaked_shares
 from crocodil.corpus.recipe import Recipe
 from crocodil.corpus.selection import SPLITS, Catalogue, Selection, catalogue, select
@@ -50,8 +51,11 @@ def build(recipe: Recipe, out: Path, *, num_processes: int | None = None) -> Cor
     if num_processes is not None and num_processes < 1:
         raise ValueError(f"the number of processes must be at least 1, not {num_processes}")
     num_processes = num_processes or os.cpu_count() or 1
-    if recipe.tokenizer is not None:
-        Tokenizer.load(recipe.tokenizer)  # fail now: reading the source may take hours
+    if recipe.tokenizer is not None:  # fail now: reading the source may take hours
+        Tokenizer.load(recipe.tokenizer)
+    elif recipe.only_test:
+        raise ValueError("a corpus for tests alone cannot train a tokenizer: give one with --tokenizer")
+    check_known(recipe.against)
     with locked(out):
         return _build(recipe, out, num_processes)
 
@@ -66,7 +70,7 @@ def _build(recipe: Recipe, out: Path, num_processes: int) -> Corpus:
     remove_unfinished(work)
     directories = run_harvest(recipe, work, num_processes=num_processes)
     documents = catalogue(directories, work / "signatures.bin")
-    selection = select(documents, recipe)
+    selection = select(documents, recipe, known_documents(recipe.against, work))
     tokenizer = ensure_tokenizer(recipe, out, directories, documents, selection)
     write_shards(recipe, out, directories, documents, selection, num_processes=num_processes)
     return finish(recipe, out, directories, documents, selection, tokenizer)
@@ -304,9 +308,10 @@ def finish(
     shards = {
         split: [Shard(path, dtype) for path in sorted((out / "shards").glob(f"*/{split}"))] for split in SPLITS
     }
-    with progress("checking for leaks", len(shards["train"]), unit="shards") as advance:
+    seen = shards["train"] + known_shards(recipe.against, out / TOKENIZER_FILE)
+    with progress("checking for leaks", len(seen), unit="shards") as advance:
         held_out = {split: shards[split] for split in SPLITS if split != "train"}
-        leaks = leaked_shares(held_out, shards["train"], on_shard=advance)
+        leaks = leaked_shares(held_out, seen, on_shard=advance)
     packages = [
         {"name": name, "licence": licence, "split": split}
         for name, licence, split in zip(

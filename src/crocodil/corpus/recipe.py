@@ -21,6 +21,7 @@ class Recipe:
     max_chars: int = 20_000  # longer files are cut into their definitions
     package_cap_chars: int = 12_000_000
     near_duplicate: float = 0.7  # estimated Jaccard similarity of 5-word shingles
+    against: tuple[Path, ...] = ()  # other corpora: documents that also occur in one of them are dropped
     hold_out_families: bool = True  # hold out whole package families; False: single documents
     valid_share: float = 0.01
     test_share: float = 0.01
@@ -33,10 +34,16 @@ class Recipe:
     def __post_init__(self) -> None:
         if not MIN_VOCABULARY <= self.vocab_size <= MAX_VOCABULARY:
             raise ValueError(f"vocab_size must be {MIN_VOCABULARY} to {MAX_VOCABULARY:,}, not {self.vocab_size}")
-        if not (self.valid_share >= 0 and self.test_share >= 0 and self.valid_share + self.test_share < 1):
+        for_training = self.valid_share >= 0 and self.test_share >= 0 and self.valid_share + self.test_share < 1
+        if not (for_training or self.only_test):
             raise ValueError(
                 f"valid_share {self.valid_share} and test_share {self.test_share} leave nothing to train"
             )
+
+    @property
+    def only_test(self) -> bool:
+        """Whether all documents are for tests, and none for training."""
+        return (self.valid_share, self.test_share) == (0, 1)
 
     def fingerprint(self, *names: str) -> str:
         """Return a digest of these fields, to recognise files built with another recipe."""
@@ -47,7 +54,10 @@ class Recipe:
         return self.fingerprint("source", "filters", "cut", "strip_notice", "permissive_only", "max_chars")
 
     def corpus_fingerprint(self) -> str:
-        return self.fingerprint(*(field.name for field in fields(self)))
+        names = [field.name for field in fields(self)]
+        if not self.against:
+            names.remove("against")  # as before this field was added: begun builds can be continued
+        return self.fingerprint(*names)
 
 
 def _described(value: object) -> str:

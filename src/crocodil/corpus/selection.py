@@ -70,16 +70,29 @@ def catalogue(directories: Sequence[Path], signatures: Path) -> Catalogue:
     return Catalogue(**joined, signature=signature, packages=list(numbers), licences=licences)
 
 
-def select(documents: Catalogue, recipe: Recipe) -> Selection:
-    """Return the split of each document, and how much was dropped for which reason."""
+def select(documents: Catalogue, recipe: Recipe, known: Catalogue | None = None) -> Selection:
+    """Return the split of each document, and how much was dropped for which reason.
+
+    Documents that also occur in `known`, the documents of other corpora, are dropped first.
+    """
     kept = np.ones(len(documents.unit), dtype=bool)
     dropped = {}
-    for reason, mask in (
-        ("exact duplicate", exact_duplicates(documents.digest)),
-        ("near duplicate", near_duplicates(documents.signature, recipe.near_duplicate)),
-    ):
+    copies = {
+        "exact duplicate": exact_duplicates(documents.digest),
+        "near duplicate": near_duplicates(documents.signature, recipe.near_duplicate),
+    }
+    if known is not None:
+        copies = {
+            "exact duplicate of another corpus": exactly_known(documents.digest, known.digest),
+            "near duplicate of another corpus": nearly_known(
+                documents.signature, known.signature, recipe.near_duplicate
+            ),
+        } | copies
+    for reason, mask in copies.items():
         dropped[reason] = _amount(documents, kept & mask)
         kept &= ~mask
+    if not kept.any():
+        raise ValueError("all documents also occur in the other corpora: there is nothing to build a corpus from")
     over_cap = beyond_cap(documents, kept, recipe.package_cap_chars)
     dropped["beyond the cap of its package"] = _amount(documents, over_cap)
     kept &= ~over_cap
@@ -102,14 +115,41 @@ def near_duplicates(signature: NDArray[np.uint32], similarity: float) -> Mask:
     """
     mask = np.zeros(len(signature), dtype=bool)
     for band in range(BANDS):
-        rows = signature[:, band * ROWS_PER_BAND : (band + 1) * ROWS_PER_BAND].astype(np.uint64)
-        keys = _mixed(rows)
+        keys = _band_keys(signature, band)
         order = np.argsort(keys, kind="stable")  # equal keys stay in document order
         starts_group = np.concatenate([[True], keys[order][1:] != keys[order][:-1]])
         leader = order[np.maximum.accumulate(np.where(starts_group, np.arange(len(order)), 0))]
         followers = ~starts_group & ~mask[order]
         for later, earlier in zip(_parts(order[followers]), _parts(leader[followers]), strict=True):
             mask[later] |= (signature[later] == signature[earlier]).mean(axis=1) >= similarity
+    return mask
+
+
+def exactly_known(digest: NDArray[np.uint64], known: NDArray[np.uint64]) -> Mask:
+    """Mark texts that are equal to a known one."""
+    both_words = np.dtype([("first", np.uint64), ("second", np.uint64)])
+    ours, theirs = (np.ascontiguousarray(digests).view(both_words)[:, 0] for digests in (digest, known))
+    return np.isin(ours, theirs)
+
+
+def nearly_known(signature: NDArray[np.uint32], known: NDArray[np.uint32], similarity: float) -> Mask:
+    """Mark documents that are at least this similar to a known one.
+
+    Each is compared with all known documents that agree with it on all rows of a band: a test must not miss one.
+    """
+    mask = np.zeros(len(signature), dtype=bool)
+    for band in range(BANDS):
+        keys, known_keys = _band_keys(signature, band), _band_keys(known, band)
+        order = np.argsort(known_keys, kind="stable")
+        first = np.searchsorted(known_keys[order], keys, side="left")
+        count = np.searchsorted(known_keys[order], keys, side="right") - first
+        count[mask] = 0
+        ours = np.repeat(np.arange(len(keys)), count)
+        within = np.arange(len(ours)) - np.repeat(np.cumsum(count) - count, count)
+        theirs = order[first[ours] + within]
+        for document, other in zip(_parts(ours), _parts(theirs), strict=True):
+            alike = (signature[document] == known[other]).mean(axis=1) >= similarity
+            mask[document[alike]] = True
     return mask
 
 
@@ -141,7 +181,7 @@ def splits(documents: Catalogue, kept: Mask, recipe: Recipe) -> NDArray[np.int8]
     edges = np.cumsum([recipe.valid_share, recipe.test_share])
     interval = np.searchsorted(edges, draw, side="right")
     split = np.array([SPLITS.index(name) for name in ("valid", "test", "train")], dtype=np.int8)[interval]
-    shares = {"train": 1.0, "valid": recipe.valid_share, "test": recipe.test_share}
+    shares = {"train": float(not recipe.only_test), "valid": recipe.valid_share, "test": recipe.test_share}
     return _fill_empty_splits(split, np.where(kept, draw, np.inf), [shares[name] > 0 for name in SPLITS])
 
 
@@ -161,6 +201,11 @@ def _fill_empty_splits(split: NDArray[np.int8], draw: NDArray, wanted: Sequence[
 def _draw(name: str) -> float:
     """Return a number in [0, 1) that depends only on the name."""
     return int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "big") / 2.0**64
+
+
+def _band_keys(signature: NDArray[np.uint32], band: int) -> NDArray[np.uint64]:
+    """Hash the rows of a band of each signature to one number."""
+    return _mixed(signature[:, band * ROWS_PER_BAND : (band + 1) * ROWS_PER_BAND].astype(np.uint64))
 
 
 def _mixed(rows: NDArray[np.uint64]) -> NDArray[np.uint64]:

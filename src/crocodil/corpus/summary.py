@@ -27,7 +27,9 @@ def tables(corpus: Corpus) -> Iterator[list[Row]]:
 
 
 def samples(corpus: Corpus, *, count: int, length: int) -> Iterator[str]:
-    """Yield programs of train, drawn with a fixed key."""
+    """Yield programs of train, drawn with a fixed key; none from a corpus for tests alone."""
+    if not corpus.shards("train"):
+        return
     tokenizer = Tokenizer.load(corpus.directory / TOKENIZER_FILE)
     programs = corpus.programs("train", length=length)
     for number in Order(len(programs), "samples").at(np.arange(min(count, len(programs)))):
@@ -51,7 +53,9 @@ def random_texts(corpus: Corpus, *, max_chars: int) -> Iterator[str]:
 
 
 def warnings(corpus: Corpus) -> Iterator[str]:
-    """Yield warnings about empty splits."""
+    """Yield warnings about empty splits; a corpus for tests alone has them on purpose."""
+    if not corpus.shards("train"):
+        return
     for split, need in NEEDED_BY.items():
         if not corpus.shards(split):
             yield f"the {split} split is empty, but {need} needs it: {TOO_FEW_FILES}"
@@ -97,9 +101,10 @@ def _programs(corpus: Corpus) -> list[Row]:
 
 def _lengths(corpus: Corpus) -> list[Row]:
     """Return a histogram of document lengths in tokens, by powers of two."""
-    lengths = np.concatenate([shard.documents["length"] for shard in corpus.shards("train")])
+    split = "train" if corpus.shards("train") else "test"
+    lengths = np.concatenate([shard.documents["length"] for shard in corpus.shards(split)])
     counts = Counter(int(np.log2(max(length, 1))) for length in lengths)
-    rows = [("Lengths of documents in train",), ("tokens", "documents", "")]
+    rows = [(f"Lengths of documents in {split}",), ("tokens", "documents", "")]
     most = max(counts.values())
     for power in range(min(counts), max(counts) + 1):
         span = f"{1 << power:,} - {(2 << power) - 1:,}"

@@ -11,11 +11,17 @@ from crocodil.corpus.sources import TABLES, Files, HubDataset, Rows, Source, Whe
 
 TEXT_SUFFIXES = (".txt", ".md", ".rst")
 MANIFEST = Path(manifests.__file__).parent / "python-wheels.txt"
+FRESH_TEST = MANIFEST.with_name("fresh-test.txt")  # no package family of MANIFEST
 
 
 def python_wheels() -> Recipe:
     """Permissively licensed Python from published wheels; can be rebuilt wherever pip works."""
     return Recipe(source=Wheels(tuple(read_manifest(MANIFEST))), split_key="crocodil")
+
+
+def fresh_test() -> Recipe:
+    """Python from wheels of other package families than those of `python_wheels`: all of it is for tests."""
+    return Recipe(source=Wheels(tuple(read_manifest(FRESH_TEST))), valid_share=0.0, test_share=1.0)
 
 
 def starcoder_python() -> Recipe:
