@@ -65,7 +65,7 @@ def texts_of(givens, demask, how):
     return [tokenizer().decode(ids) for ids in made.tokens.tolist()]
 
 
-@pytest.mark.parametrize("rule", [MostConfident(), Remask()], ids=repr)
+@pytest.mark.parametrize("rule", [MostConfident(), pytest.param(Remask(), marks=pytest.mark.slow)], ids=repr)
 def test_text_begins_with_every_prefix_and_ends_with_every_suffix_wherever_they_are_cut(rule):
     cuts = [(text, cut) for text in PROGRAMS for cut in range(1, len(text), 2)]
     ends = [Given(prefix=text[:cut]) for text, cut in cuts] + [Given(suffix=text[cut:]) for text, cut in cuts]

@@ -850,6 +850,7 @@ main()
 """
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_no_mess(folder):
     command = [sys.executable, "-c", INTERRUPTED, str(folder)]
     found = subprocess.run(command, capture_output=True, check=False, timeout=120)

@@ -204,7 +204,11 @@ def test_calls_are_counted_for_each_sample_and_a_finished_batch_makes_none():
     assert alone.cost == Cost(demasker_calls=2)
 
 
-@pytest.mark.parametrize("rule", [AboveThreshold(0.05), Remask()], ids=lambda rule: type(rule).__name__)
+@pytest.mark.parametrize(
+    "rule",
+    [AboveThreshold(0.05), pytest.param(Remask(), marks=pytest.mark.slow)],
+    ids=lambda rule: type(rule).__name__,
+)
 def test_refreshes_in_a_batch_are_those_of_each_sample_alone_even_where_blocks_fill_early(rule):
     how = decoding(length=16, block_size=4, num_calls=16, rule=rule, temperature=1.0, eos_id=EOS)
     demask, denoiser, encoder = Guided(tiny.demasker()), tiny.denoiser(tiny.CONDITIONAL), tiny.encoder()

@@ -121,7 +121,7 @@ def finished(command, out, **options):
     return subprocess.run([*command, str(out)], capture_output=True, text=True, check=False, **options)
 
 
-@pytest.mark.parametrize("num_processes", [1, 2])
+@pytest.mark.parametrize("num_processes", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_build_that_is_killed_again_and_again_ends_with_the_same_checksums(own_files, tmp_path, num_processes):
     own_files = [*own_files[:-1], f"{num_processes}"]
     started_at = time.monotonic()
