@@ -107,9 +107,8 @@ def _frozen_in_base(run: Run, base: LLaDA) -> tuple[int, int]:
     if run.causal is None:
         return 0, 0
     tables = [base.embed] if base.head is None else [base.embed, base.head]
-    num_in_tables = (
-        sum(map(num_parameters, tables)) - run.demasker.backbone.width
-    )  # the mask token's row is trained
+    mask_row = run.demasker.backbone.width  # it is trained
+    num_in_tables = sum(map(num_parameters, tables)) - mask_row
     num_layers = (run.causal.layers or (run.demasker.backbone.num_layers - 1,))[-1] + 1
     with torch.device("meta"):
         teacher = LLaDA(replace(run.demasker.backbone, num_layers=num_layers))
