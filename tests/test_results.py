@@ -345,10 +345,14 @@ def test_a_pretrained_start_is_worth_what_its_rows_say():
             "{} ± {}".format(*rate(own)),
             "" if own is bits[0] else "{} ± {}".format(*rate(own - bits[0])),
         ]
-    _, fewer, whole, qwen = bits
+    _, fewer, whole, qwen, aligned = bits
     assert "Qwen is {} ± {} better than 16".format(*rate(fewer - qwen)) in page
     assert "({} ± {})".format(*rate(whole - fewer)) in page
     low, high = rows[3]["trials"]
     assert f"had {high['bits']:.3f} bits per byte at 1e-3 and {low['bits']:.3f} at 3e-4" in page
+    assert "16 layers are {} ± {} worse than without".format(*rate(aligned - fewer)) in page
+    fast, slow = (rows[place]["tokens_per_s"] / 1e3 for place in (1, 4))
+    assert f"{slow:.0f} k tokens/s instead of {fast:.0f} k, so {slow / fast:.0%} of the steps" in page
+    assert f"{rows[4]['training_programs'] / programs['training_programs'] - 1:.1%} more programs" in page
     for row in rows[2:]:
         assert f"of {row['parent_matrix_rms']:.3f}" in page
