@@ -14,7 +14,7 @@ from crocodil.cli import app, main, options
 from crocodil.cli.texts import NewFolder
 from crocodil.judges import DEFAULT_JUDGE, PACKAGED
 from crocodil.pipeline.folder import NETWORKS
-from crocodil.presets.runs import FROM_CAUSAL, FROM_PRETRAINED, FROM_SCRATCH
+from crocodil.presets.runs import ABLATIONS, FROM_CAUSAL, FROM_PRETRAINED, FROM_SCRATCH
 from crocodil.reproduce.experiments import NAMES
 from crocodil.reproduce.protocol import PROTOCOLS
 from crocodil.runtime.config import Temperature, config
@@ -132,6 +132,7 @@ def test_the_version_is_printed(capsys, monkeypatch):
 def test_the_names_on_the_command_line_are_those_of_the_library():
     assert get_args(options.Stage) == STAGES
     assert get_args(options.Preset) == (*FROM_SCRATCH, *FROM_CAUSAL, *FROM_PRETRAINED)
+    assert get_args(options.Ablation) == tuple(ABLATIONS)
     assert get_args(options.Protocol) == tuple(PROTOCOLS)
     assert get_args(options.Network) == tuple(NETWORKS)
     assert get_args(options.Judge) == tuple(PACKAGED)

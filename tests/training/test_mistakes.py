@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from crocodil import cli
 from crocodil.presets.runs import (
+    ABLATIONS,
     FROM_CAUSAL,
     FROM_PRETRAINED,
     FROM_SCRATCH,
@@ -181,6 +182,12 @@ def test_hours_follow_from_a_rate_that_is_given():
     work = estimates(preset_of("small", assumed_corpus("small")[0], Pretrained()))[0].flops
     assert f"│  {work / 200e12 / 3600:.2f} │" in found.output
     assert "estimated: 100 TFLOP/s (--rate) (base, guided, prior, conditional)" in found.output
+
+
+def test_an_ablation_is_trained_by_its_name():
+    found = invoke("train", "prior", "--preset", "small", "--ablation", "as printed", "--dry-run", "--rate", 100)
+    printed = ABLATIONS["as printed"](preset_of("small", assumed_corpus("small")[0], Pretrained()))
+    assert f"│  {estimates(printed)[2].flops / 100e12 / 3600:.2f} │" in found.output
 
 
 def test_a_corpus_in_another_vocabulary_is_refused_in_one_line_before_weights_are_read(corpus, tmp_path):

@@ -156,6 +156,10 @@ def _without_none(hint: Any) -> Any:
 # Names that are also known in modules that import torch; tests/test_cli.py checks that they are equal.
 Stage = Literal["base", "guided", "registers", "prior", "conditional"]
 Preset = Literal["tiny", "laptop", "small", "medium", "paper", "paper-plus", "paper-one-gpu"]
+Ablation = Literal[
+    "without register noise", "without nested dropout", "without all-mask samples", "without block offsets",
+    "literal two-axis RoPE", "as printed",
+]  # fmt: skip
 LayerChoice = Literal["greedy", "spaced"]
 Protocol = Literal["full", "quick", "tiny"]
 Split = Literal["valid", "test"]

@@ -4,7 +4,7 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
@@ -52,6 +52,14 @@ def train(
         float | None, typer.Option(callback=_above_zero, help="Save and stop after this many minutes.")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue from the newest checkpoint.")] = False,
+    ablation: Annotated[
+        str | None,
+        typer.Option(
+            parser=options.checked(options.Ablation),
+            metavar="NAME",
+            help="Train an ablation of the paper, in every stage: " + ", ".join(get_args(options.Ablation)) + ".",
+        ),
+    ] = None,
     changes: Annotated[
         list[str] | None,
         typer.Option(
@@ -98,7 +106,7 @@ def train(
     )
     asked.check(stage, dry_run=dry_run)
     if dry_run:
-        _show_estimates(stage, preset, data, folders, asked, changes or (), gpus, rate)
+        _show_estimates(stage, preset, ablation, data, folders, asked, changes or (), gpus, rate)
         return
     if data is None or out is None:
         raise ValueError("--data (the corpus) and --out (the run) are required")
@@ -110,15 +118,13 @@ def train(
         _folder(model, MODEL_FILES)
 
     from crocodil.presets.runs import FROM_CAUSAL, with_changes
-    from crocodil.presets.runs import preset as preset_of
     from crocodil.runtime.devices import checked_device, default_device
     from crocodil.runtime.distributed import process_group
     from crocodil.training.run import run_stage
-    from crocodil.training.run_config import Pretrained
     from crocodil.training.stage_setup import Workspace
 
     device = checked_device(device or default_device())
-    run = preset_of(preset, corpus, Pretrained(**folders))
+    run = _run_of(preset, ablation, corpus, folders)
     with process_group(device) as ranks:
         workspace = Workspace(corpus, out, source or out, ranks)
         run = _with_causal_start(run, asked, stage, workspace, resume=resume)
@@ -128,6 +134,16 @@ def train(
         finished = run_stage(stage, run, workspace, resume=resume, max_minutes=max_minutes)
         if ranks.is_main:
             typer.echo(f"{out / stage}: " + ("finished" if finished else "stopped; continue with --resume"))
+
+
+def _run_of(preset: str, ablation: str | None, corpus: "Corpus", folders: dict[str, Path | None]) -> "Run":
+    """Return the run of a preset, or an ablation of it."""
+    from crocodil.presets.runs import ABLATIONS
+    from crocodil.presets.runs import preset as preset_of
+    from crocodil.training.run_config import Pretrained
+
+    run = preset_of(preset, corpus, Pretrained(**folders))
+    return run if ablation is None else ABLATIONS[ablation](run)
 
 
 @dataclass(frozen=True)
@@ -198,6 +214,7 @@ def _folder(model: str | None, patterns: Sequence[str]) -> Path | None:
 def _show_estimates(
     stage: str,
     preset: str,
+    ablation: str | None,
     data: Path | None,
     folders: dict[str, Path | None],
     asked: _Causal,
@@ -209,15 +226,13 @@ def _show_estimates(
     from crocodil.checkpoints.causal import read_causal_config
     from crocodil.corpus.shards import Corpus
     from crocodil.presets.runs import assumed_corpus, with_changes
-    from crocodil.presets.runs import preset as preset_of
     from crocodil.training.pruning import spaced_layers
     from crocodil.training.run import STAGES
-    from crocodil.training.run_config import Pretrained
 
     if stage not in STAGES:
         raise ValueError(f"no stage {stage!r}: the stages are {', '.join(STAGES)}")
     corpus, assumed = assumed_corpus(preset) if data is None else (Corpus(data), "")
-    run = preset_of(preset, corpus, Pretrained(**folders))
+    run = _run_of(preset, ablation, corpus, folders)
     if asked.directory is not None:
         num_layers = read_causal_config(asked.directory).num_layers
         # Which layers are kept does not change their number.
