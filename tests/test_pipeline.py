@@ -600,12 +600,17 @@ def cross_entropy_of(pipe, texts):
     ).cross_entropy  # fmt: skip
 
 
+def has_int4(directory):
+    """Whether matrices are stored in four bits: two of them in a byte."""
+    return any(weight.dtype == torch.uint8 for weight in load_file(directory / "model.safetensors").values())
+
+
 def test_export_takes_settings_and_leaves_networks_out(trained, corpus, tmp_path):
     asked = ["export", trained, "--data", corpus.directory, "--out", tmp_path / "model"]
     settings = ["--prior-steps", 12, "--refresh-steps", 4, "--eta", 1, "--temperature", 0.7, "--top-p", 0.9]
     settings += ["--pag-scale", 2, "--rule", "remask", "--calls", 8, "--autoguidance", 1.5]
     settings += ["--weak-prior", trained / "conditional" / "model" / "denoiser"]
-    made = run(*asked, "--without", "base", "--without", "prior", "--bits", 8, *settings)
+    made = run(*asked, "--without", "base", "--without", "prior", "--bits", 4, "--bits", "encoder=8", *settings)
     assert made.output.strip() == f"{tmp_path / 'model'}: demasker, encoder, conditional, weak_prior"
     model = Crocodil.from_pretrained(tmp_path / "model", device="cpu")
     assert model.base is model.prior is None
@@ -615,11 +620,17 @@ def test_export_takes_settings_and_leaves_networks_out(trained, corpus, tmp_path
         drawing=Drawing(prior_steps=12, refresh_steps=4, eta=1.0, pag_scale=2.0, autoguidance=1.5),
     )
     assert torch.equal(model.weak_prior.proj_out.weight, model.conditional.proj_out.weight)
-    assert load_file(tmp_path / "model" / "encoder" / "model.safetensors")["suffix"].dtype == torch.int8
+    in_int4 = {name: has_int4(tmp_path / "model" / name) for name in ("demasker", "encoder", "conditional")}
+    assert in_int4 == {"demasker": True, "encoder": False, "conditional": True}
     card = (tmp_path / "model" / "README.md").read_text()
     assert "| guided | 40 |" in card
     assert "| base |" not in card
-    for options, message in ((["--bits", 5], "stored in 8 or 4 bits"), (["--bits", 4, "--int8"], "choose one")):
+    for options, message in (
+        (["--bits", 5], "stored in 8 or 4 bits"),
+        (["--bits", 4, "--int8"], "choose one"),
+        (["--bits", "encode=4"], "no network 'encode'"),
+        (["--bits", 4, "--bits", 8], "once for all networks"),
+    ):
         failed = run(*asked[:-1], tmp_path / "other", *options)
         assert message in str(failed.exception)
     failed = run(*asked, "--without", "bass")

@@ -336,9 +336,11 @@ def export(
         Path | None, typer.Option(help="Folder of a less trained denoiser, for --autoguidance.")
     ] = None,
     bits: Annotated[
-        int | None,
+        list[str] | None,
         typer.Option(
-            metavar="8|4", help="Store matrices in 8 or 4 bits: a quarter or a sixth of the size on disk."
+            metavar="[NETWORK=]8|4",
+            help="Store matrices in 8 or 4 bits, a quarter or a sixth of the size on disk; may be repeated: "
+            "--bits 4 --bits demasker=8.",
         ),
     ] = None,
     int8: Annotated[bool, typer.Option("--int8", help="Short for --bits 8.")] = False,
@@ -355,11 +357,12 @@ def export(
         raise ValueError(f"{directory} holds no run: it is not a folder")
     if out.exists():
         raise ValueError(f"{out} exists: models are never overwritten, choose another folder")
-    from crocodil.checkpoints.quantised import checked_bits
     from crocodil.pipeline import Crocodil, Settings
+    from crocodil.pipeline.folder import bits_by_network
     from crocodil.training.run_config import read_run_summary
 
-    stored_bits = checked_bits(bits, int8)
+    stored_bits = _bits_of(bits or ())
+    bits_by_network(stored_bits, int8=int8)  # a mistake is told before anything is loaded
     run = read_run_summary(directory)
     networks = _finished_networks(directory, without or ())
     if "demasker" not in networks:
@@ -382,8 +385,21 @@ def export(
         settings=settings,
         device="cpu",
     )
-    model.save_pretrained(out, bits=stored_bits, card=card)
+    model.save_pretrained(out, bits=stored_bits, int8=int8, card=card)
     typer.echo(f"{out}: {', '.join(networks)}")
+
+
+def _bits_of(values: Sequence[str]) -> int | dict[str, int] | None:
+    """Return one number for all networks, or numbers by network: NAME=BITS overrides a number without a name."""
+    named = dict(value.split("=", 1) for value in values if "=" in value)
+    for_all = [value for value in values if "=" not in value]
+    wrong = [text for text in (*for_all, *named.values()) if not text.isdecimal()]
+    if wrong or len(for_all) > 1:
+        raise ValueError(f"--bits takes 8 or 4 once for all networks, and NETWORK=8 or NETWORK=4, not {values}")
+    by_name = {name: int(text) for name, text in named.items()}
+    if not for_all:
+        return by_name or None
+    return {**dict.fromkeys(get_args(options.Network), int(for_all[0])), **by_name}
 
 
 def _card(directory: Path, corpus: "Corpus", networks: Collection[str]) -> "Card":

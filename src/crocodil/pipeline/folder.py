@@ -12,7 +12,7 @@ from torch import nn
 from crocodil.checkpoints.checksums import check_quickly, write_checksums
 from crocodil.checkpoints.format import load_model, save_model
 from crocodil.checkpoints.hub import CARD_FILE
-from crocodil.checkpoints.quantised import Bits
+from crocodil.checkpoints.quantised import Bits, checked_bits
 from crocodil.checkpoints.tensors import Device, StrPath
 from crocodil.models.demasker import Demasker
 from crocodil.models.llada import LLaDA
@@ -47,7 +47,7 @@ def write_folder(
     *,
     card: Card = UNKNOWN,
     name: str | None = None,  # in the card; default: that of the folder
-    bits: Bits | None = None,
+    bits: Mapping[str, Bits | None] | None = None,  # by network; without a number its weights stay as they are
 ) -> None:
     """Write a model folder with a card. It appears complete or not at all, and never replaces another."""
     if target.exists():
@@ -59,8 +59,17 @@ def write_folder(
         if encoder_tokenizer is not None:
             encoder_tokenizer.save(unfinished / ENCODER_TOKENIZER_FILE)
         for name, network in networks.items():
-            save_model(network, unfinished / name, bits=bits)  # type: ignore[arg-type]
+            save_model(network, unfinished / name, bits=(bits or {}).get(name))  # type: ignore[arg-type]
         write_checksums(unfinished)
+
+
+def bits_by_network(bits: int | Mapping[str, int] | None, *, int8: bool = False) -> dict[str, Bits | None]:
+    """Return the bits of each network, from one number for all or from numbers for some of them."""
+    if not isinstance(bits, Mapping):
+        return dict.fromkeys(NETWORKS, checked_bits(bits, int8))
+    if unknown := sorted(set(bits) - set(NETWORKS)):
+        raise ValueError(f"no network {unknown[0]!r}: bits are for {', '.join(NETWORKS)}")
+    return {name: checked_bits(bits.get(name), int8) for name in NETWORKS}
 
 
 def load_networks(
