@@ -12,9 +12,13 @@ import pytest
 import torch
 from tiny_judges import save_encoder, save_language_model
 from typer.testing import CliRunner
+from wheels import program
 
 from crocodil import cli
 from crocodil.checkpoints.format import save_model
+from crocodil.corpus.build import build
+from crocodil.corpus.recipe import Recipe
+from crocodil.corpus.sources import Files
 from crocodil.judges import Evaluator, Judge, TextScore, gen_ppl
 from crocodil.metrics import Run, TextFeatures
 from crocodil.models.llada import LLaDA
@@ -57,6 +61,7 @@ from crocodil.reproduce.experiments.quality import frontier, frontier_picture
 from crocodil.reproduce.experiments.timing import compute_cpu_seconds
 from crocodil.reproduce.experiments.training_compute import base_compute_share, stage_flops
 from crocodil.reproduce.figures import Curve, Panel, Real
+from crocodil.reproduce.held_out import HeldOut, corpus_fingerprint, tokenized_again
 from crocodil.reproduce.protocol import EXAMPLE_CALLS, FULL, QUICK, TINY, blocks_and_calls, protocol_named
 from crocodil.reproduce.report import report, summary, timed, write_report
 from crocodil.reproduce.store import Job, Store, note_of, read_rows, select
@@ -64,6 +69,7 @@ from crocodil.reproduce.sweep import best, candidate_of, finalists
 from crocodil.runtime.atomic import locked
 from crocodil.sampling.configs import Decoding, Drawing
 from crocodil.seeding import generator_for
+from crocodil.text.tokenizer import Tokenizer
 from crocodil.training.stage_setup import Workspace, base_stage, conditional_stage, guided_stage, prior_stage
 
 NETWORKS = {
@@ -312,6 +318,44 @@ def test_a_second_process_does_not_write_the_same_results(out, tmp_path):
         assert "in use by another process" in str(run("reproduce", "report", "--out", tmp_path).exception)
 
 
+# ---------------------------------------------------------------- real programs
+
+
+@pytest.fixture(scope="module")
+def fresh_corpus(tmp_path_factory):
+    """A corpus of test programs only, with another tokenizer than the model's."""
+    root = tmp_path_factory.mktemp("fresh")
+    for place in range(8):
+        (root / f"z{place}.py").write_text(program(f"z{place}", 3))
+    Tokenizer.train(["def f(x):\n    return x\n"], vocab_size=262).save(root / "tokenizer.json")
+    recipe = Recipe(
+        source=Files(root), permissive_only=False, near_duplicate=1.0, tokenizer=root / "tokenizer.json",
+        hold_out_families=False, valid_share=0.0, test_share=1.0,
+    )  # fmt: skip
+    return build(recipe, root / "corpus", num_processes=1)
+
+
+def test_only_test_programs_come_from_the_test_corpus(pipe, corpus, fresh_corpus, evaluator, tmp_path):
+    context, alone = (
+        Context.for_model(pipe, corpus=corpus, evaluator=evaluator, protocol=TINY, results=tmp_path, **fresh)
+        for fresh in ({"test_corpus": fresh_corpus}, {})
+    )
+    assert context.texts("test", 4) == HeldOut(fresh_corpus, pipe.tokenizer, 64).texts("test", 4)
+    assert context.texts("test", 4) != alone.texts("test", 4)
+    assert context.texts("valid", 4) == alone.texts("valid", 4)  # settings are still chosen on the own corpus
+    assert context.store.conditions["corpus"] == alone.store.conditions["corpus"]
+
+
+def test_programs_of_a_corpus_with_other_tokens_are_cut_by_the_models_tokenizer(fresh_corpus, pipe):
+    own = Tokenizer.load(fresh_corpus.directory / "tokenizer.json")
+    texts = HeldOut(fresh_corpus, pipe.tokenizer, 48).texts("test", 30)
+    assert max(len(pipe.tokenizer.encode(text)) for text in texts) == 47  # BOS has a position too
+    whole = [own.decode(ids.tolist()) for ids in fresh_corpus.programs("test", length=10_000)]
+    assert all(any(text in document for document in whole) for text in texts)
+    programs = [own.decode(ids.tolist()) for ids in fresh_corpus.programs("test", length=48)]
+    assert sorted(tokenized_again(fresh_corpus, "test", own, 48)) == sorted(programs)
+
+
 # ---------------------------------------------------------------- a fair sweep
 
 
@@ -408,8 +452,8 @@ def test_compute_is_counted_as_training_counts_it(pipe, corpus, trained):
     run = tiny(corpus)
     spent = stage_flops(pipe, asdict(run))
     builds = {"base": base_stage, "guided": guided_stage, "prior": prior_stage, "conditional": conditional_stage}
-    for name, build in builds.items():
-        stage, loop = build(run, place)
+    for name, stage_of in builds.items():
+        stage, loop = stage_of(run, place)
         assert spent[name] == pytest.approx(loop.num_steps * loop.batch_size * stage.work().flops)
 
 
@@ -784,13 +828,17 @@ def test_reproduce_continues_where_it_stopped_and_makes_the_same_report_from_the
     assert after == {file.name: file.read_bytes() for file in tmp_path.iterdir() if file.is_file()}
 
 
-def test_a_model_is_measured_at_each_of_its_lengths(folder, corpus, judge_folder, tmp_path):
+def test_a_model_is_measured_at_each_of_its_lengths(folder, corpus, fresh_corpus, judge_folder, tmp_path):
     options = ("--preset", "tiny", "--model", folder, "--data", corpus.directory, "--judge", judge_folder)
+    options = (*options, "--test", fresh_corpus.directory)
     made = run("reproduce", "psnr", *options, "--out", tmp_path)
     assert made.exit_code == 0, made.output
     assert set(json.loads((tmp_path / "summary.json").read_text())["model"]) == {"48", "64"}
     assert {row["length"] for row in read_rows(tmp_path / "psnr.jsonl")} == {48, 64}
     assert "6/6 psnr, length 64" in made.stderr
+    (fingerprint,) = {row["test_corpus"] for row in read_rows(tmp_path / "reference.jsonl")}
+    assert fingerprint == corpus_fingerprint(fresh_corpus)
+    assert fingerprint in (tmp_path / "report.md").read_text()
     refused = run("reproduce", "psnr", *options, "--length", 100, "--out", tmp_path).exception
     assert "no model was trained at length 100: choose from 48, 64" in str(refused)
 

@@ -110,6 +110,12 @@ def reproduce(
         typer.Option(metavar="DIR", help="For each model, a base (LLaDA) that was trained separately."),
     ] = None,
     data: Data = None,
+    test: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="CORPUS", help="Another corpus for the test programs; settings are still chosen on --data."
+        ),
+    ] = None,
     judge: JudgeName = options.DEFAULT_JUDGE,
     embedder: Annotated[str | None, typer.Option(help="The model for BERTScore.")] = None,
     ablation_model: Annotated[
@@ -137,7 +143,7 @@ def reproduce(
 ) -> None:
     """Compute the tables and figures of the paper and write the report. A stopped run continues where it was."""
     _check_tools()
-    corpus = _corpus(data, "valid", "test")
+    corpus, test_corpus = _corpora(data, test)
     for folder in model or [BUILTIN]:
         read_settings(settings_file(folder))
     bases = [local_folder(folder) for folder in base or ()]
@@ -161,6 +167,7 @@ def reproduce(
         Context.for_model(
             pipe,
             corpus=corpus,
+            test_corpus=test_corpus,
             evaluator=evaluator,
             protocol=protocol,
             results=out,
@@ -199,6 +206,13 @@ def _corpus(data: Path | None, *splits: str) -> "Corpus":
     corpus = Corpus(data)
     corpus.require(*splits)
     return corpus
+
+
+def _corpora(data: Path | None, test: Path | None) -> "tuple[Corpus, Corpus | None]":
+    """Return the corpus of the validation programs, and that of the test programs if it is another one."""
+    if test is None:
+        return _corpus(data, "valid", "test"), None
+    return _corpus(data, "valid"), _corpus(test, "test")
 
 
 @contextmanager

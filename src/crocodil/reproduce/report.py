@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import crocodil
 from crocodil.processes.plan import TOKENS_PER_CALL
+from crocodil.reproduce.context import TEST_CORPUS
 from crocodil.reproduce.document import Block, Picture, Section, Table, Text, as_html, as_markdown, number
 from crocodil.reproduce.experiments import (
     ablations,
@@ -34,6 +35,8 @@ Results: TypeAlias = Mapping[str, Sequence[Row]]
 
 TITLE = "CRoCoDiL: results of the reproduction"
 REPORT, SUMMARY, FIGURES = "report", "summary.json", "figures"
+NEWER_CONDITIONS = (TEST_CORPUS,)  # older rows do not have them
+CONDITION_HEADS = {"setting": "protocol", TEST_CORPUS: "corpus of the test programs"}
 
 
 def write_report(results: Results, directory: Path) -> Path:
@@ -258,9 +261,10 @@ def _measures() -> Section:
 
 def _conditions(results: Results) -> Section:
     """Return the conditions of the measurements."""
-    columns = ("length", "model", "setting", "seed", "judge", "embedder", "corpus", "device", "dtype", "commit")
+    names = ["length", "model", "setting", "seed", "judge", "embedder", "corpus", "device", "dtype", "commit"]
+    columns = [*names, *(name for name in NEWER_CONDITIONS if any(name in row for row in results["model"]))]
     body = [[_cell(row, name) for name in columns] for row in results["model"]]
-    heads = ["protocol" if name == "setting" else name for name in columns]
+    heads = [CONDITION_HEADS.get(name, name) for name in columns]
     return Section(
         "Conditions",
         [
@@ -282,7 +286,7 @@ def _conditions(results: Results) -> Section:
 
 def _cell(row: Row, name: str) -> str:
     if name != "model":
-        return str(row[name])
+        return str(row.get(name, number(None)) if name in NEWER_CONDITIONS else row[name])
     return ", ".join(f"{part} {value}" for part, value in row["model"].items() if value is not None)
 
 
