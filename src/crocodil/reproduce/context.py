@@ -17,6 +17,7 @@ from crocodil.pipeline import Crocodil
 from crocodil.pipeline.engine import compile_blocks
 from crocodil.pipeline.folder import NETWORKS
 from crocodil.processes.masking import mask_tokens
+from crocodil.reproduce.fixed_protocol import PROTOCOL, TEST_CORPUS
 from crocodil.reproduce.held_out import HeldOut, corpus_fingerprint
 from crocodil.reproduce.protocol import Protocol
 from crocodil.reproduce.store import MODEL, Row, Store
@@ -26,7 +27,6 @@ from crocodil.sampling.state import Draw
 from crocodil.seeding import Streams
 from crocodil.shapes import RegisterBank, TokenIds
 
-TEST_CORPUS = "test_corpus"  # the condition that names the corpus of the test programs, if it is another one
 WEIGHTS_PER_TENSOR = 64  # hashed to tell models apart
 DRAWING = "drawing"  # the part of a model that is not a network: how registers are drawn
 AUTOENCODER_PARTS = ("demasker", "encoder")  # also used wherever encoded registers are decoded
@@ -65,6 +65,7 @@ class Context:
         variants: Mapping[str, Crocodil] | None = None,
         training: Mapping[str, Row] | None = None,
         base: Path | None = None,
+        protocol_digest: str | None = None,
     ) -> "Context":
         """Return the context of a model at its current length, with the variants trained at that length."""
         length = pipe.settings.length
@@ -76,6 +77,7 @@ class Context:
         }
         for model in (pipe, *named.values()):
             evaluator.check_unrelated(lineage(model))
+            evaluator = evaluator.unrelated_to(lineage(model))
         conditions = {
             MODEL: parts(pipe),
             "length": length,
@@ -88,6 +90,8 @@ class Context:
             "dtype": str(next(pipe.demasker.parameters()).dtype).removeprefix("torch."),
             "ends": "cut at the first; they wait for what stands before them",  # decision D12
             **({} if test_corpus is None else {TEST_CORPUS: corpus_fingerprint(test_corpus)}),
+            **({} if protocol_digest is None else {PROTOCOL: protocol_digest}),
+            **({"weak_prior": fingerprint(pipe.weak_prior)} if "autoguidance" in protocol.swept_names else {}),
         }
         return cls(
             pipe=pipe,

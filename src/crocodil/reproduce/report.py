@@ -12,7 +12,6 @@ from typing import Any, NamedTuple, TypeAlias
 
 import crocodil
 from crocodil.processes.plan import TOKENS_PER_CALL
-from crocodil.reproduce.context import TEST_CORPUS
 from crocodil.reproduce.document import Block, Picture, Section, Table, Text, as_html, as_markdown, number
 from crocodil.reproduce.experiments import (
     ablations,
@@ -27,6 +26,7 @@ from crocodil.reproduce.experiments import (
     two_sentences,
 )
 from crocodil.reproduce.figures import can_draw, draw
+from crocodil.reproduce.fixed_protocol import PROTOCOL, TEST_CORPUS
 from crocodil.reproduce.store import Row, distinct, select
 from crocodil.reproduce.sweep import SWEEP
 from crocodil.runtime.atomic import whole_file
@@ -35,8 +35,12 @@ Results: TypeAlias = Mapping[str, Sequence[Row]]
 
 TITLE = "CRoCoDiL: results of the reproduction"
 REPORT, SUMMARY, FIGURES = "report", "summary.json", "figures"
-NEWER_CONDITIONS = (TEST_CORPUS,)  # older rows do not have them
-CONDITION_HEADS = {"setting": "protocol", TEST_CORPUS: "corpus of the test programs"}
+NEWER_CONDITIONS = (TEST_CORPUS, PROTOCOL)  # older rows do not have them
+CONDITION_HEADS = {
+    "setting": "protocol",
+    TEST_CORPUS: "corpus of the test programs",
+    PROTOCOL: "sha256 of the protocol",
+}
 
 
 def write_report(results: Results, directory: Path) -> Path:
@@ -99,7 +103,9 @@ def _experiments(results: Results) -> list[_Experiment]:
         ),
         _Experiment(autoencoder.TITLE, ("autoencoder",), lambda: autoencoder.show(rows("autoencoder"))),
         _Experiment(
-            generation.TITLE, ("generation",), lambda: generation.show(rows("generation"), real, rows(SWEEP))
+            generation.TITLE,
+            ("generation",),
+            lambda: generation.show(rows("generation"), real, rows(SWEEP), rows("anchor")),
         ),
         _Experiment(copies.TITLE, ("memorisation",), lambda: copies.show(rows("memorisation"))),
         _Experiment(demasker_curves.NOISE_TITLE, ("noise",), lambda: demasker_curves.show_noise(rows("noise"))),
@@ -168,7 +174,7 @@ def _overview(results: Results) -> Section:
                 meaningless.**"""
             )
         )
-    elif "full" not in settings:
+    elif "quick" in settings and "full" not in settings:
         blocks.append(Text("**Protocol quick: fewer samples than in the paper.**"))
     blocks.append(_model_table(models))
     blocks += [_base_line(row) for row in models]
