@@ -64,6 +64,7 @@ from crocodil.reproduce.experiments.frontiers import (
     frontier_table,
     lower_hull,
 )
+from crocodil.reproduce.experiments.generation import other_judges_table
 from crocodil.reproduce.experiments.generation import show as show_generation
 from crocodil.reproduce.experiments.timing import compute_cpu_seconds
 from crocodil.reproduce.experiments.training_compute import base_compute_share, stage_flops
@@ -403,7 +404,10 @@ def test_every_method_gets_the_same_sweep_on_valid_and_one_run_on_test(out, resu
 def test_a_method_is_swept_over_what_it_has_and_none_over_more_candidates(results):
     guided = select(results["sweep"], method="conthendisc", calls=4)
     assert {row["eta"] for row in guided} == {0.0, 1.0}  # a field of `Drawing`
-    assert all("eta" not in row for row in select(results["sweep"], method="base"))
+    own = select(results["sweep"], method="base", calls=4)
+    assert {row["corrector"] for row in own} == {0.0, 0.25}
+    assert len(own) == len(guided)
+    assert all("eta" not in row for row in own)
     (row,) = select(results["generation"], method="conthendisc", calls=4)
     assert candidate_of(row).keys() == {"rule", "temperature", "eta"}
     assert select(results["seconds"], method="conthendisc", calls=4)[0]["eta"] == row["eta"]
@@ -771,6 +775,16 @@ def test_rows_without_a_pooled_mauve_say_that_it_was_not_measured(results):
     assert "MAUVE, pooled" in table.without_unknown_columns().heads
 
 
+def test_other_judges_have_a_table_of_their_own(results):
+    opinion = {"mauve": 0.5, "mauve_spread": 0.1, "mauve_pooled": 0.4, "mauve_pooled_spread": 0.1, "gen_ppl": 9.0,
+               "gen_ppl_spread": 0.2}  # fmt: skip
+    rows = [{**row, "other_judges": {"smollm2-135m": opinion}} for row in results["generation"]]
+    assert other_judges_table(results["generation"], *results["reference"], None) == []
+    (table,) = other_judges_table(rows, *results["reference"], None)
+    assert table.body[0] == ["base, 4 calls", "smollm2-135m", "0.500 ± 0.100", "0.400 ± 0.100", "9.00 ± 0.20"]
+    assert len(table.body) == len(rows)
+
+
 def test_published_numbers_stand_beside_ours_verbatim_and_odd_ones_are_marked():
     ours = {
         "length": 512, "block": 128, "calls": 16, "gen_ppl": 12.0, "gen_ppl_spread": 0.5, "bert_score": 0.9,
@@ -923,7 +937,9 @@ def test_a_model_is_measured_at_each_of_its_lengths_by_one_protocol_file(
     options = (*options, "--test", fresh_corpus.directory)
     made = run("reproduce", *options)
     assert made.exit_code == 0, made.output
-    assert set(json.loads((out / "summary.json").read_text())["model"]) == {"48", "64"}
+    summed = json.loads((out / "summary.json").read_text())
+    assert set(summed["model"]) == {"48", "64"}
+    assert summed["test_corpus"] == fixed.test_corpus
     assert {row["length"] for row in read_rows(out / "psnr.jsonl")} == {48, 64}
     assert "6/6 psnr, length 64" in made.stderr
     for row in read_rows(out / "reference.jsonl"):
@@ -938,13 +954,14 @@ def test_a_model_is_measured_at_each_of_its_lengths_by_one_protocol_file(
 
 
 def test_rows_without_a_protocol_file_stand_beside_others_only_if_their_test_programs_differ(tmp_path):
-    rows = Store(tmp_path, {"setting": "full", "corpus": "a"})
+    rows = Store(tmp_path, {"corpus": "a"})
     rows.compute("reference", [Job({}, dict)])
-    check_same_protocol(rows)
-    check_same_protocol(Store(tmp_path, {"setting": "fixed", "corpus": "a", "test_corpus": "b", "protocol": "1"}))
+    names = ("reference", "generation")
+    check_same_protocol(rows, names)
+    check_same_protocol(Store(tmp_path, {"corpus": "a", "test_corpus": "b", "protocol": "1"}), names)
     for conditions in ({"corpus": "a"}, {"corpus": "b", "test_corpus": "a"}):
         with pytest.raises(ValueError, match=r"reference\.jsonl has rows of no protocol file, and"):
-            check_same_protocol(Store(tmp_path, {"setting": "fixed", "protocol": "1", **conditions}))
+            check_same_protocol(Store(tmp_path, {"protocol": "1", **conditions}), names)
 
 
 def test_a_protocol_file_has_exactly_the_fields_and_the_rules_of_this_version(fixed, tmp_path):

@@ -6,6 +6,7 @@ folder of results takes rows of one file only.
 
 import json
 import os
+from collections.abc import Iterable
 from dataclasses import asdict
 from datetime import date
 from hashlib import sha256
@@ -78,19 +79,19 @@ def check_test_corpus(expected: str, found: str) -> None:
         )
 
 
-def check_same_protocol(store: Store) -> None:
-    """Refuse to measure on test programs if rows in this folder were measured by another protocol file.
+def check_same_protocol(store: Store, names: Iterable[str]) -> None:
+    """Refuse to measure on test programs if rows of these names were measured by another protocol file.
 
     Rows without a file count too, unless they were measured on other test programs.
     """
     own, programs = store.conditions.get(PROTOCOL), _test_programs(store.conditions)
-    for file in sorted(store.directory.glob("*.jsonl")):
-        for row in read_rows(file):
+    for name in names:
+        for row in read_rows(store.file(name)):
             other = row.get(PROTOCOL)
-            if "setting" in row and other != own and (other is not None or _test_programs(row) == programs):
+            if other != own and (other is not None or _test_programs(row) == programs):
                 raise ValueError(
-                    f"{file} has rows of {_described(other)}, and this run has {_described(own)}: choose another "
-                    "--out, test programs are measured by one protocol only"
+                    f"{store.file(name)} has rows of {_described(other)}, and this run has {_described(own)}: "
+                    "choose another --out, test programs are measured by one protocol only"
                 )
 
 

@@ -306,6 +306,7 @@ def summary(results: Results) -> dict[str, Any]:
     return {
         "version": crocodil.__version__,
         **{name: _common(models, name) for name in ("setting", "judge", "embedder", "seed", "corpus")},
+        **{name: _common(models, name) for name in NEWER_CONDITIONS if all(name in row for row in models)},
         **{
             name: {length: measure(rows) for length, rows in lengths.items()} for name, measure in MEASURES.items()
         },

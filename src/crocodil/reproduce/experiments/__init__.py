@@ -55,7 +55,7 @@ def compute_all(
     if len({context.length for context in contexts}) < len(contexts):
         raise ValueError("two models have the same length: results are stored by length, give only one of them")
     for context in contexts:
-        check_same_protocol(context.store)
+        check_same_protocol(context.store, (*EXPERIMENTS, SWEEP))
     write_conditions(contexts[0].store.directory, [context.store.conditions for context in contexts])
     names = [name for name in EXPERIMENTS if name in wanted or name in ALWAYS]
     results: dict[str, list[Row]] = {name: [] for name in names}
