@@ -71,10 +71,24 @@ def clear_decode(
         if eos_id is not None and decoding.eos_last:
             log_prob = hold_back_eos(log_prob, is_eos=hidden & (proposed == eos_id), hidden=hidden)
         is_open = ~given & block & unfinished[:, None]
-        step = RevealStep(log_prob, hidden, is_open, call.calls_left, plan.calls_per_block, call_streams)
+        correctors = decoding.corrector_calls(plan.calls_per_block)
+        left, calls = max(call.calls_left - correctors, 1), plan.calls_per_block - correctors
+        step = RevealStep(log_prob, hidden, is_open, left, calls, call_streams)
         tokens = proposed.masked_fill(is_open & ~rule(step), mask_id)
         if eos_id is not None:
             tokens = fill_after_eos(tokens, may_end=~given, mask_id=mask_id, eos_id=eos_id)
+        for number in range(len(tokens)) if correctors and call.calls_left > 1 else ():
+            row, is_open_row = tokens[number], is_open[number]
+            text = is_open_row.nonzero().flatten().tolist()
+            if (row[block[number]] == mask_id).any():
+                continue  # not complete
+            if eos_id in row[text].tolist():
+                text = text[: row[text].tolist().index(eos_id) + 1]
+            order = call_streams.at("corrector").uniform(tokens.shape[1])[number]
+            chosen = sorted(text, key=lambda place: -order[place].item())[: -(-len(text) // 10)]
+            tokens = tokens.index_put(
+                (torch.tensor(number), torch.tensor(chosen, dtype=torch.long)), torch.tensor(mask_id)
+            )
     return Samples(tokens, total, costs, registers)
 
 

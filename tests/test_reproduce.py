@@ -7,14 +7,19 @@ import sys
 from collections import Counter
 from copy import copy
 from dataclasses import asdict, replace
+from hashlib import sha256
 
 import pytest
 import torch
 from tiny_judges import save_encoder, save_language_model
 from typer.testing import CliRunner
+from wheels import program
 
 from crocodil import cli
 from crocodil.checkpoints.format import save_model
+from crocodil.corpus.build import build
+from crocodil.corpus.recipe import Recipe
+from crocodil.corpus.sources import Files
 from crocodil.judges import Evaluator, Judge, TextScore, gen_ppl
 from crocodil.metrics import Run, TextFeatures
 from crocodil.models.llada import LLaDA
@@ -52,11 +57,20 @@ from crocodil.reproduce.experiments.comparison import (
 )
 from crocodil.reproduce.experiments.copies import describe_runs
 from crocodil.reproduce.experiments.demasker_curves import register_counts
+from crocodil.reproduce.experiments.frontiers import (
+    at_entropy,
+    frontier,
+    frontier_picture,
+    frontier_table,
+    lower_hull,
+)
+from crocodil.reproduce.experiments.generation import other_judges_table
 from crocodil.reproduce.experiments.generation import show as show_generation
-from crocodil.reproduce.experiments.quality import frontier, frontier_picture
 from crocodil.reproduce.experiments.timing import compute_cpu_seconds
 from crocodil.reproduce.experiments.training_compute import base_compute_share, stage_flops
 from crocodil.reproduce.figures import Curve, Panel, Real
+from crocodil.reproduce.fixed_protocol import FixedProtocol, check_same_protocol, read_protocol
+from crocodil.reproduce.held_out import HeldOut, corpus_fingerprint, tokenized_again
 from crocodil.reproduce.protocol import EXAMPLE_CALLS, FULL, QUICK, TINY, blocks_and_calls, protocol_named
 from crocodil.reproduce.report import report, summary, timed, write_report
 from crocodil.reproduce.store import Job, Store, note_of, read_rows, select
@@ -64,6 +78,7 @@ from crocodil.reproduce.sweep import best, candidate_of, finalists
 from crocodil.runtime.atomic import locked
 from crocodil.sampling.configs import Decoding, Drawing
 from crocodil.seeding import generator_for
+from crocodil.text.tokenizer import Tokenizer
 from crocodil.training.stage_setup import Workspace, base_stage, conditional_stage, guided_stage, prior_stage
 
 NETWORKS = {
@@ -312,6 +327,44 @@ def test_a_second_process_does_not_write_the_same_results(out, tmp_path):
         assert "in use by another process" in str(run("reproduce", "report", "--out", tmp_path).exception)
 
 
+# ---------------------------------------------------------------- real programs
+
+
+@pytest.fixture(scope="module")
+def fresh_corpus(tmp_path_factory):
+    """A corpus of test programs only, with another tokenizer than the model's."""
+    root = tmp_path_factory.mktemp("fresh")
+    for place in range(8):
+        (root / f"z{place}.py").write_text(program(f"z{place}", 3))
+    Tokenizer.train(["def f(x):\n    return x\n"], vocab_size=262).save(root / "tokenizer.json")
+    recipe = Recipe(
+        source=Files(root), permissive_only=False, near_duplicate=1.0, tokenizer=root / "tokenizer.json",
+        hold_out_families=False, valid_share=0.0, test_share=1.0,
+    )  # fmt: skip
+    return build(recipe, root / "corpus", num_processes=1)
+
+
+def test_only_test_programs_come_from_the_test_corpus(pipe, corpus, fresh_corpus, evaluator, tmp_path):
+    context, alone = (
+        Context.for_model(pipe, corpus=corpus, evaluator=evaluator, protocol=TINY, results=tmp_path, **fresh)
+        for fresh in ({"test_corpus": fresh_corpus}, {})
+    )
+    assert context.texts("test", 4) == HeldOut(fresh_corpus, pipe.tokenizer, 64).texts("test", 4)
+    assert context.texts("test", 4) != alone.texts("test", 4)
+    assert context.texts("valid", 4) == alone.texts("valid", 4)  # settings are still chosen on the own corpus
+    assert context.store.conditions["corpus"] == alone.store.conditions["corpus"]
+
+
+def test_programs_of_a_corpus_with_other_tokens_are_cut_by_the_models_tokenizer(fresh_corpus, pipe):
+    own = Tokenizer.load(fresh_corpus.directory / "tokenizer.json")
+    texts = HeldOut(fresh_corpus, pipe.tokenizer, 48).texts("test", 30)
+    assert max(len(pipe.tokenizer.encode(text)) for text in texts) == 47  # BOS has a position too
+    whole = [own.decode(ids.tolist()) for ids in fresh_corpus.programs("test", length=10_000)]
+    assert all(any(text in document for document in whole) for text in texts)
+    programs = [own.decode(ids.tolist()) for ids in fresh_corpus.programs("test", length=48)]
+    assert sorted(tokenized_again(fresh_corpus, "test", own, 48)) == sorted(programs)
+
+
 # ---------------------------------------------------------------- a fair sweep
 
 
@@ -334,8 +387,8 @@ def test_differences_of_mauve_below_the_tie_are_decided_by_gen_ppl():
 
 def test_every_method_gets_the_same_sweep_on_valid_and_one_run_on_test(out, results):
     swept, measured = read_rows(out / "sweep.jsonl"), results["generation"]
-    candidates = TINY.candidates()
     for row in measured:
+        candidates = TINY.candidates(guided=row["method"] != "base")
         method = "conthendisc" if row["method"] == "encoded registers" else row["method"]  # shares its candidate
         own = select(swept, method=method, calls=TINY.swept_for(row["calls"], 64))
         assert all(candidate_of(one) in candidates for one in own)
@@ -346,6 +399,37 @@ def test_every_method_gets_the_same_sweep_on_valid_and_one_run_on_test(out, resu
         assert candidate_of(row) == candidate_of(best(own))
         assert len(select(measured, method=row["method"], calls=row["calls"])) == 1
     assert {row["method"] for row in measured} >= {"base", "conthendisc", "conwithindisc"}
+
+
+def test_a_method_is_swept_over_what_it_has_and_none_over_more_candidates(results):
+    guided = select(results["sweep"], method="conthendisc", calls=4)
+    assert {row["eta"] for row in guided} == {0.0, 1.0}  # a field of `Drawing`
+    own = select(results["sweep"], method="base", calls=4)
+    assert {row["corrector"] for row in own} == {0.0, 0.25}
+    assert len(own) == len(guided)
+    assert all("eta" not in row for row in own)
+    (row,) = select(results["generation"], method="conthendisc", calls=4)
+    assert candidate_of(row).keys() == {"rule", "temperature", "eta"}
+    assert select(results["seconds"], method="conthendisc", calls=4)[0]["eta"] == row["eta"]
+    one = guided[0]
+    assert candidate_of({name: one[name] for name in one if name != "swept"}).keys() == {"rule", "temperature"}
+    for changes, message in (
+        ({"base_sweep": ({"top_p": (0.9, 1.0)},)}, "the base has 40 candidates, guided methods have 20"),
+        ({"swept": {"eta": (0.0, 1.0)}}, "eta cannot be swept for the base"),
+        ({"swept": {"temperature": (-1.0,)}}, "temperature should be greater than or equal to 0"),
+        ({"base_sweep": ({"top_p": (0.9,)}, {"rule": ("random",)})}, "grids of the base have different fields"),
+        ({"base_sweep": ({"rule": ("random",)},) * 2}, "two candidates of the base are the same"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            replace(FULL, **changes)
+
+
+def test_real_programs_against_real_programs_have_every_number_of_generated_ones(results):
+    (anchor,), (real,), generated = results["anchor"], results["reference"], results["generation"][0]
+    measures = {"mauve", "mauve_pooled", "gen_ppl", "entropy", "distinct_2", "repetition", "parse_share"}
+    assert measures <= set(anchor) & set(real) & set(generated)
+    assert anchor["num_samples"] == TINY.num_samples
+    assert anchor["gen_ppl"] != real["gen_ppl"]  # other programs
 
 
 def test_every_number_of_calls_uses_the_nearest_swept_number():
@@ -408,8 +492,8 @@ def test_compute_is_counted_as_training_counts_it(pipe, corpus, trained):
     run = tiny(corpus)
     spent = stage_flops(pipe, asdict(run))
     builds = {"base": base_stage, "guided": guided_stage, "prior": prior_stage, "conditional": conditional_stage}
-    for name, build in builds.items():
-        stage, loop = build(run, place)
+    for name, stage_of in builds.items():
+        stage, loop = stage_of(run, place)
         assert spent[name] == pytest.approx(loop.num_steps * loop.batch_size * stage.work().flops)
 
 
@@ -541,6 +625,21 @@ def test_mauve_is_high_for_a_copy_of_the_reference_and_low_for_other_texts(evalu
     assert {"mauve_pooled", "mauve_pooled_spread"} <= set(other)
 
 
+def test_other_judges_add_their_numbers_unless_they_are_related_to_the_model(evaluator):
+    texts = [f"value_{place} = {place}\n" for place in range(20)]
+    other = ByteChain(texts)
+    other.name, other.families = "another chain", ("chain-2x256-256",)
+    both = replace(evaluator, other_judges=[other])
+    row = both.evaluate(texts, both.reference(texts))
+    alone = replace(evaluator, judge=other)
+    expected = alone.evaluate(texts, alone.reference(texts))
+    opinion = row.pop("other_judges")["another chain"]
+    assert opinion == {name: expected[name] for name in opinion}
+    assert {"mauve", "mauve_pooled", "gen_ppl"} <= set(opinion)
+    assert row == evaluator.evaluate(texts, evaluator.reference(texts))
+    assert both.unrelated_to({"chain-2x256-256"}) == replace(evaluator, other_judges=[])
+
+
 def test_only_mauve_is_left_out_for_too_few_texts(evaluator):
     texts = [f"value_{place} = {place}\n" for place in range(20)]
     strict = replace(evaluator, min_texts_for_mauve=21)
@@ -603,6 +702,28 @@ def test_a_frontier_joins_the_settings_that_no_other_beats_in_entropy_and_gen_pp
         ("ConThenDisc", [3.0], [(3.0, 7.0)]),
     ]
     assert frontier_picture(select(swept, method="base"), real) is None
+    assert frontier_table(select(swept, method="base"), real) is None
+
+
+def test_a_frontier_is_read_at_equal_entropy_on_its_lower_hull():
+    hull = lower_hull([(2.0, 4.0), (3.0, 10.0), (4.0, 16.0)])
+    assert hull == [(2.0, pytest.approx(4.0)), (4.0, pytest.approx(16.0))]  # a mixture of both beats the third
+    assert at_entropy(hull, 3.0) == pytest.approx(8.0)
+    assert at_entropy(hull, 1.0) == pytest.approx(4.0)  # more varied is no worse
+    assert at_entropy(hull, 4.1) is None
+    real = {"length": 64, "entropy": 4.0, "gen_ppl": 6.0, "gen_ppl_spread": 0.1}
+    swept = [
+        {"method": method, "calls": 8, "entropy": entropy, "gen_ppl": gen_ppl}
+        for method in ("base", "conthendisc")
+        for entropy, gen_ppl in ((3.5, 4.0), (4.0, 9.0))
+    ]
+    table = frontier_table(swept, real)
+    assert table.heads[3:] == ["entropy 3.50", "entropy 3.75", "entropy 4.00", "entropy 4.25"]
+    assert table.body == [
+        ["base", "8", "2", "4.00", "6.00", "9.00", "-"],
+        ["ConThenDisc", "8", "2", "4.00", "6.00", "9.00", "-"],
+        ["real programs", "-", "-", "-", "-", "6.00", "-"],
+    ]
 
 
 def test_the_report_is_whole_and_understood_without_the_paper(out):
@@ -652,6 +773,16 @@ def test_rows_without_a_pooled_mauve_say_that_it_was_not_measured(results):
     assert {line[index] for line in table.body[:-1]} == {"not measured"}
     assert table.body[-1][index] != "not measured"  # of real programs it was
     assert "MAUVE, pooled" in table.without_unknown_columns().heads
+
+
+def test_other_judges_have_a_table_of_their_own(results):
+    opinion = {"mauve": 0.5, "mauve_spread": 0.1, "mauve_pooled": 0.4, "mauve_pooled_spread": 0.1, "gen_ppl": 9.0,
+               "gen_ppl_spread": 0.2}  # fmt: skip
+    rows = [{**row, "other_judges": {"smollm2-135m": opinion}} for row in results["generation"]]
+    assert other_judges_table(results["generation"], *results["reference"], None) == []
+    (table,) = other_judges_table(rows, *results["reference"], None)
+    assert table.body[0] == ["base, 4 calls", "smollm2-135m", "0.500 ± 0.100", "0.400 ± 0.100", "9.00 ± 0.20"]
+    assert len(table.body) == len(rows)
 
 
 def test_published_numbers_stand_beside_ours_verbatim_and_odd_ones_are_marked():
@@ -784,15 +915,71 @@ def test_reproduce_continues_where_it_stopped_and_makes_the_same_report_from_the
     assert after == {file.name: file.read_bytes() for file in tmp_path.iterdir() if file.is_file()}
 
 
-def test_a_model_is_measured_at_each_of_its_lengths(folder, corpus, judge_folder, tmp_path):
-    options = ("--preset", "tiny", "--model", folder, "--data", corpus.directory, "--judge", judge_folder)
-    made = run("reproduce", "psnr", *options, "--out", tmp_path)
+@pytest.fixture(scope="module")
+def fixed(fresh_corpus, judge_folder):
+    return FixedProtocol(
+        date="2026-11-16",
+        judges=(str(judge_folder),),
+        embedder=None,
+        seed=3,
+        test_corpus=corpus_fingerprint(fresh_corpus),
+        protocol=replace(TINY, name="fixed"),
+    )
+
+
+def test_a_model_is_measured_at_each_of_its_lengths_by_one_protocol_file(
+    folder, corpus, fresh_corpus, fixed, tmp_path
+):
+    file, out = tmp_path / "protocol.json", tmp_path / "results"
+    fixed.save(file)
+    options = ("psnr", "--protocol", file, "--model", folder, "--data", corpus.directory, "--out", out)
+    assert "the protocol fixes a test corpus with" in str(run("reproduce", *options).exception)
+    options = (*options, "--test", fresh_corpus.directory)
+    made = run("reproduce", *options)
     assert made.exit_code == 0, made.output
-    assert set(json.loads((tmp_path / "summary.json").read_text())["model"]) == {"48", "64"}
-    assert {row["length"] for row in read_rows(tmp_path / "psnr.jsonl")} == {48, 64}
+    summed = json.loads((out / "summary.json").read_text())
+    assert set(summed["model"]) == {"48", "64"}
+    assert summed["test_corpus"] == fixed.test_corpus
+    assert {row["length"] for row in read_rows(out / "psnr.jsonl")} == {48, 64}
     assert "6/6 psnr, length 64" in made.stderr
-    refused = run("reproduce", "psnr", *options, "--length", 100, "--out", tmp_path).exception
+    for row in read_rows(out / "reference.jsonl"):
+        assert row["protocol"] == sha256(file.read_bytes()).hexdigest()
+        assert (row["setting"], row["seed"], row["test_corpus"]) == ("fixed", 3, fixed.test_corpus)
+    assert fixed.test_corpus in (out / "report.md").read_text()
+    refused = run("reproduce", *options, "--length", 100).exception
     assert "no model was trained at length 100: choose from 48, 64" in str(refused)
+    assert "--seed and --protocol exclude each other" in str(run("reproduce", *options, "--seed", 0).exception)
+    replace(fixed, seed=4).save(file)
+    assert "test programs are measured by one protocol only" in str(run("reproduce", *options).exception)
+
+
+def test_rows_without_a_protocol_file_stand_beside_others_only_if_their_test_programs_differ(tmp_path):
+    rows = Store(tmp_path, {"corpus": "a"})
+    rows.compute("reference", [Job({}, dict)])
+    names = ("reference", "generation")
+    check_same_protocol(rows, names)
+    check_same_protocol(Store(tmp_path, {"corpus": "a", "test_corpus": "b", "protocol": "1"}), names)
+    for conditions in ({"corpus": "a"}, {"corpus": "b", "test_corpus": "a"}):
+        with pytest.raises(ValueError, match=r"reference\.jsonl has rows of no protocol file, and"):
+            check_same_protocol(Store(tmp_path, {"protocol": "1", **conditions}), names)
+
+
+def test_a_protocol_file_has_exactly_the_fields_and_the_rules_of_this_version(fixed, tmp_path):
+    file = tmp_path / "protocol.json"
+    fixed.save(file)
+    assert read_protocol(file) == (fixed, sha256(file.read_bytes()).hexdigest())
+    for change, message in (
+        ({"judge": "x"}, r"protocol\.json: fields of FixedProtocol differ: judge"),
+        ({"date": "soon"}, "date should be a date such as 2026-11-16, not 'soon'"),
+        ({"matching": "MAUVE"}, "matching should be the rule of this version"),
+        ({"judges": []}, "judges should name at least one judge"),
+        ({"protocol": asdict(TINY)}, "'tiny' is the name of a preset"),
+        ({"protocol": {**asdict(fixed.protocol), "calls": 8}}, "fields of Protocol differ: calls"),
+        ({"protocol": {**asdict(fixed.protocol), "num_samples": 0}}, "num_samples should be greater than"),
+    ):
+        file.write_text(json.dumps({**asdict(fixed), **change}))
+        with pytest.raises(ValueError, match=message):
+            read_protocol(file)
 
 
 def test_reproduce_says_what_is_missing(tmp_path, monkeypatch):

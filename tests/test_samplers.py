@@ -259,6 +259,7 @@ CASES = {
     "ends": {"eos_id": 5, "temperature": 1.0, "num_calls": 8},
     "ends in blocks": {"eos_id": 5, "temperature": 1.0, "block_size": 8, "num_calls": 8, "eos_last": False},
     "guidance": {"guidance": 2.0, "temperature": 1.0},
+    "corrector": {"corrector": 0.5, "temperature": 1.0, "block_size": 8, "num_calls": 8, "eos_id": 5},
 }
 
 
@@ -354,6 +355,24 @@ def eager_to_end(noisy_tokens, registers, places):
 
 
 COST = Cost(denoiser_calls=7, encoder_calls=1)
+
+
+def test_corrector_calls_mend_what_was_revealed_blindly_at_the_cost_of_their_calls():
+    tokens = tiny.programs(8, 40)
+
+    def demask(noisy_tokens, registers, places):
+        """Right where most of the text is seen, and wrong before."""
+        known = at(tokens[numbers(noisy_tokens, tokens)], places)
+        sees = ((noisy_tokens == MASK).float().mean(dim=1) < 0.5)[:, None].expand_as(places).flatten()
+        return 9.0 * one_hot(torch.where(sees, known, (known + 1) % VOCAB), VOCAB)
+
+    plain, corrected = (
+        decode(demask, empty_canvas(8, how), how, streams=tiny.streams(8))
+        for how in (decoding(40, num_calls=20, corrector=share, rule=AtRandom()) for share in (0.0, 0.8))
+    )
+    assert (plain.tokens != tokens).float().mean() > 0.4
+    assert (corrected.tokens != tokens).float().mean() < 0.2
+    assert corrected.cost == plain.cost == Cost(demasker_calls=20)  # 4 to fill, 16 to correct
 
 
 # ---------------------------------------------------------------- the end of a text

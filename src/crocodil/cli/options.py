@@ -168,9 +168,9 @@ Judge = Literal["qwen2.5-coder-0.5b", "smollm2-135m", "minilm-l6-v2", "qwen2.5-c
 DEFAULT_JUDGE: Judge = "qwen2.5-coder-0.5b"
 Experiment = Literal[
     "all",
-    "model", "reference", "demasker", "autoencoder", "generation", "memorisation", "seconds", "cpu-seconds",
-    "noise", "interpolation", "psnr", "prdc", "register-count", "refresh", "variants", "variant-autoencoders",
-    "two-sentences",
+    "model", "reference", "anchor", "demasker", "autoencoder", "generation", "memorisation", "seconds",
+    "cpu-seconds", "noise", "interpolation", "psnr", "prdc", "register-count", "refresh", "variants",
+    "variant-autoencoders", "two-sentences",
 ]  # fmt: skip
 
 # ---------------------------------------------------------------- options of several commands

@@ -3,12 +3,12 @@
 `evaluate` judges one model or any texts, `reproduce` computes all tables and figures, `report` only writes them.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -70,13 +70,17 @@ def evaluate(
 
     if samples is not None:
         texts = read_texts(samples)
-        evaluator = replace(_evaluator(corpus, judge, None, FULL, device), min_texts_for_mauve=MIN_TEXTS_FOR_MAUVE)
+        evaluator = replace(
+            _evaluator(corpus, (judge,), None, FULL, device), min_texts_for_mauve=MIN_TEXTS_FOR_MAUVE
+        )
         row = evaluate_texts(texts, corpus, evaluator, length=length, split=split)
     else:
         from crocodil.pipeline import Crocodil
 
         pipe = Crocodil.from_pretrained(model, device=device)
-        evaluator = replace(_evaluator(corpus, judge, None, FULL, device), min_texts_for_mauve=MIN_TEXTS_FOR_MAUVE)
+        evaluator = replace(
+            _evaluator(corpus, (judge,), None, FULL, device), min_texts_for_mauve=MIN_TEXTS_FOR_MAUVE
+        )
         row = evaluate_model(
             pipe, corpus, evaluator, method=method, knobs=knobs, count=count, split=split, seed=seed
         )
@@ -95,7 +99,13 @@ def reproduce(
             help="all, or the names of experiments.",
         ),
     ],
-    preset: Annotated[str, options.one_of(options.Protocol, "full: the sample counts of the paper.")] = "full",
+    preset: Annotated[
+        str | None, options.one_of(options.Protocol, "Default: full, the sample counts of the paper.")
+    ] = None,
+    protocol: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="A protocol that is fixed in a file, instead of --preset."),
+    ] = None,
     model: Annotated[
         list[str] | None,
         typer.Option(
@@ -110,7 +120,16 @@ def reproduce(
         typer.Option(metavar="DIR", help="For each model, a base (LLaDA) that was trained separately."),
     ] = None,
     data: Data = None,
-    judge: JudgeName = options.DEFAULT_JUDGE,
+    test: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="CORPUS", help="Another corpus for the test programs; settings are still chosen on --data."
+        ),
+    ] = None,
+    judge: Annotated[
+        str | None,
+        typer.Option(help=f"The causal language model for Gen-PPL and MAUVE; default: {options.DEFAULT_JUDGE}."),
+    ] = None,
     embedder: Annotated[str | None, typer.Option(help="The model for BERTScore.")] = None,
     ablation_model: Annotated[
         list[str] | None,
@@ -128,7 +147,7 @@ def reproduce(
         typer.Option("--paper-steps", help="Use the paper's 128 and 32 prior steps, not the model's."),
     ] = False,
     out: Results = RESULTS,
-    seed: Annotated[int, options.number(config.Seed, "Seed of all samples.")] = 0,
+    seed: Annotated[int | None, options.number(config.Seed, "Seed of all samples; default: 0.")] = None,
     device: options.Device = None,
     compiled: Annotated[
         bool,
@@ -137,34 +156,38 @@ def reproduce(
 ) -> None:
     """Compute the tables and figures of the paper and write the report. A stopped run continues where it was."""
     _check_tools()
-    corpus = _corpus(data, "valid", "test")
+    given = {"preset": preset, "judge": judge, "embedder": embedder, "seed": seed}
+    how = _by_preset(given, paper_steps) if protocol is None else _by_file(protocol, given, paper_steps)
+    corpus, test_corpus = _corpora(data, test)
     for folder in model or [BUILTIN]:
         read_settings(settings_file(folder))
     bases = [local_folder(folder) for folder in base or ()]
     from crocodil.pipeline import Crocodil
     from crocodil.reproduce.context import Context, with_base
     from crocodil.reproduce.experiments import NAMES, compute_all
-    from crocodil.reproduce.protocol import protocol_named
+    from crocodil.reproduce.fixed_protocol import check_test_corpus
+    from crocodil.reproduce.held_out import corpus_fingerprint
     from crocodil.reproduce.report import write_report
     from crocodil.runtime.atomic import locked, remove_unfinished
 
-    protocol = protocol_named(preset)
-    if paper_steps:
-        protocol = protocol.with_paper_steps()
+    if how.test_corpus is not None:
+        check_test_corpus(how.test_corpus, corpus_fingerprint(test_corpus or corpus))
     pipes = [Crocodil.from_pretrained(folder, device=device, compiled=compiled) for folder in model or [BUILTIN]]
     pipes = [with_base(pipe, _each("base", bases, len(pipes), index)) for index, pipe in enumerate(pipes)]
     # The blocks stay compiled; the reveal step is not: it would be compiled again for every candidate of a sweep.
     pipes = [replace(pipe, compiled=False) for pipe in pipes]
     variants = {name: Crocodil.from_pretrained(path, device=device) for name, path in _named(ablation_model or ())}
-    evaluator = _evaluator(corpus, judge, embedder, protocol, device)
+    evaluator = _evaluator(corpus, how.judges, how.embedder, how.protocol, device)
     contexts = [
         Context.for_model(
             pipe,
             corpus=corpus,
+            test_corpus=test_corpus,
             evaluator=evaluator,
-            protocol=protocol,
+            protocol=how.protocol,
+            protocol_digest=how.digest,
             results=out,
-            seed=seed,
+            seed=how.seed,
             variants=variants,
             training=_training(index, len(pipes), run or (), base_run or ()),
             base=_each("base", bases, len(pipes), index),
@@ -201,6 +224,13 @@ def _corpus(data: Path | None, *splits: str) -> "Corpus":
     return corpus
 
 
+def _corpora(data: Path | None, test: Path | None) -> "tuple[Corpus, Corpus | None]":
+    """Return the corpus of the validation programs, and that of the test programs if it is another one."""
+    if test is None:
+        return _corpus(data, "valid", "test"), None
+    return _corpus(data, "valid"), _corpus(test, "test")
+
+
 @contextmanager
 def _from_rows_of(directory: Path) -> Iterator[None]:
     """Report missing fields and wrong types in stored rows, which anyone can edit, in one line."""
@@ -212,8 +242,39 @@ def _from_rows_of(directory: Path) -> Iterator[None]:
         ) from error
 
 
+class _How(NamedTuple):
+    """How things are measured, by a preset and options or by a protocol file."""
+
+    protocol: "Protocol"
+    judges: Sequence[str]
+    embedder: str | None
+    seed: int
+    test_corpus: str | None = None  # the fingerprint that the file fixes
+    digest: str | None = None  # of the file
+
+
+def _by_preset(given: Mapping[str, Any], paper_steps: bool) -> _How:
+    from crocodil.reproduce.protocol import protocol_named
+
+    protocol = protocol_named(given["preset"] or "full")
+    judges = (given["judge"] or options.DEFAULT_JUDGE,)
+    return _How(
+        protocol.with_paper_steps() if paper_steps else protocol, judges, given["embedder"], given["seed"] or 0
+    )
+
+
+def _by_file(file: Path, given: Mapping[str, Any], paper_steps: bool) -> _How:
+    from crocodil.reproduce.fixed_protocol import read_protocol
+
+    fixed, digest = read_protocol(file)
+    names = [name for name, value in given.items() if value is not None] + ["paper-steps"] * paper_steps
+    if names:
+        raise ValueError(f"--{names[0]} and --protocol exclude each other: the file fixes how things are measured")
+    return _How(fixed.protocol, fixed.judges, fixed.embedder, fixed.seed, fixed.test_corpus, digest)
+
+
 def _evaluator(
-    corpus: "Corpus", judge: str, embedder: str | None, protocol: "Protocol", device: str | None
+    corpus: "Corpus", judges: Sequence[str], embedder: str | None, protocol: "Protocol", device: str | None
 ) -> "Evaluator":
     from crocodil.corpus.shards import TOKENIZER_FILE
     from crocodil.judges import Evaluator, JudgeLayer, LanguageModel, load_embedder
@@ -221,10 +282,11 @@ def _evaluator(
     from crocodil.text.tokenizer import Tokenizer
 
     device = checked_device(device or default_device())
-    loaded = LanguageModel.load(judge, device=device)
+    first, *others = (LanguageModel.load(judge, device=device) for judge in judges)
     return Evaluator(
-        judge=loaded,
-        judge_layer=JudgeLayer.of(loaded),
+        judge=first,
+        other_judges=others,
+        judge_layer=JudgeLayer.of(first),
         embedder=None if embedder is None else load_embedder(embedder, device=device),
         tokenizer=Tokenizer.load(corpus.directory / TOKENIZER_FILE),
         mauve_seeds=protocol.mauve_seeds,

@@ -5,8 +5,8 @@ the best Gen-PPL, and only the diversity beside it shows that.
 """
 
 import math
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from statistics import fmean, stdev
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
@@ -33,6 +33,7 @@ from crocodil.text.tokenizer import Tokenizer
 Row: TypeAlias = dict[str, Any]
 NUM_PARTS = 4  # of the texts, to estimate the standard error of Gen-PPL
 PAIRS_PER_BATCH = 16  # of BERTScore
+OTHER_JUDGES = "other_judges"  # the column with the numbers of other judges
 MAUVES = ("mauve", "mauve_pooled")  # by the last token's state, and by the mean over all tokens
 
 
@@ -65,6 +66,7 @@ class Reference:
 
     features: TextFeatures
     scores: Row
+    by_others: Mapping[str, "Reference"] = field(default_factory=dict)  # by the name of each other judge
 
     def __len__(self) -> int:
         return len(self.features.last)
@@ -82,6 +84,7 @@ class Evaluator:
     judge_layer: Embedder | None = None  # a layer of the judge, for a second BERTScore
     batch_size: int = 8  # texts per forward pass of the judge
     min_texts_for_mauve: int = 1  # on each side; with fewer, MAUVE is None
+    other_judges: Sequence[Judge] = ()  # second opinions: their numbers stand in a field of their own
 
     def check_unrelated(self, parents: Collection[str]) -> None:
         """Refuse to judge a model whose weights come from these families, if the judge or an embedder does too."""
@@ -91,7 +94,8 @@ class Evaluator:
 
     def reference(self, texts: Sequence[str]) -> Reference:
         """Prepare real texts, which generated texts are compared with."""
-        return Reference(self.features(texts), self.score(texts))
+        by_others = {name: other.reference(texts) for name, other in self._others().items()}
+        return Reference(self.features(texts), self.score(texts), by_others)
 
     def features(self, texts: Sequence[str]) -> TextFeatures:
         return self.judge.features(texts, batch_size=self.batch_size)
@@ -99,8 +103,26 @@ class Evaluator:
     # ------------------------------------------------------------ rows
 
     def evaluate(self, texts: Sequence[str], reference: Reference) -> Row:
-        """Return all numbers about generated texts: MAUVE against the reference, and `score`."""
-        return {**self.mauve_against(reference, texts), **self.score(texts)}
+        """Return all numbers about generated texts: MAUVE against the reference, `score`, and other opinions."""
+        row = {**self.mauve_against(reference, texts), **self.score(texts)}
+        others = self._others().items()
+        return _with_opinions(row, {name: one.evaluate(texts, reference.by_others[name]) for name, one in others})
+
+    def compare(self, real: Reference, other: Reference) -> Row:
+        """Return the same numbers for prepared real texts, with MAUVE against other real texts."""
+        row = {**self.mauve_row(real.features, other.features), **real.scores}
+        others = self._others().items()
+        return _with_opinions(
+            row, {name: one.compare(real.by_others[name], other.by_others[name]) for name, one in others}
+        )
+
+    def unrelated_to(self, parents: Collection[str]) -> "Evaluator":
+        """Return the evaluator without those of the other judges that may not judge a model of these families."""
+        others = [judge for judge in self.other_judges if not set(judge.families) & set(parents)]
+        return replace(self, other_judges=others)
+
+    def _others(self) -> "dict[str, Evaluator]":
+        return {judge.name: replace(self, judge=judge, other_judges=()) for judge in self.other_judges}
 
     def evaluate_real(self, reference: Reference, other: Sequence[str]) -> Row:
         """Return the same numbers for real texts; MAUVE against `other` real texts is the ceiling of MAUVE.
@@ -164,6 +186,13 @@ class Evaluator:
 
 
 # ---------------------------------------------------------------- statistics of scores
+
+
+def _with_opinions(row: Row, by_others: Mapping[str, Row]) -> Row:
+    """Return the row with those numbers of other judges' rows that depend on the judge."""
+    columns = [*MAUVES, *(f"{name}_spread" for name in MAUVES), "gen_ppl", "gen_ppl_spread", "bits_per_byte"]
+    opinions = {judge: {name: other[name] for name in columns} for judge, other in by_others.items()}
+    return {**row, OTHER_JUDGES: opinions} if opinions else row
 
 
 def gen_ppl(scores: Sequence[TextScore]) -> Measured:

@@ -173,6 +173,33 @@ def _noisy(step: RevealStep, noise: float) -> Float[Tensor, "B N"]:
     return step.log_prob + noise * gumbel
 
 
+# ---------------------------------------------------------------- corrector calls
+
+CORRECTED_PART = 10  # one in so many tokens of a text is masked again
+
+
+def mask_again(
+    tokens: TokenIds,
+    complete: Bool[Tensor, "B"],
+    open: Positions,
+    *,
+    mask_id: int,
+    eos_id: int | None,
+    streams: Streams,
+) -> TokenIds:
+    """Mask random tokens of the complete samples: the next call, a corrector, predicts them anew (decision D45).
+
+    They are tokens of the text, up to its first EOS. Compare ReMDM-loop (Wang et al., 2025, arXiv:2503.00307).
+    """
+    among = open & complete[:, None]
+    if eos_id is not None:
+        is_eos = open & (tokens == eos_id)
+        among = among & (is_eos.cumsum(dim=1) - is_eos.long() == 0)
+    order = streams.at("corrector").uniform(tokens.shape[1])
+    count = -(-among.sum(dim=1) // CORRECTED_PART)
+    return tokens.masked_fill(highest(order, among=among, count=count), mask_id)
+
+
 # ---------------------------------------------------------------- EOS tokens
 
 

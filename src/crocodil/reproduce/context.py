@@ -2,15 +2,14 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import nn
 
 from crocodil.checkpoints.format import load_model
-from crocodil.corpus.order import Order
 from crocodil.corpus.shards import Corpus
 from crocodil.judges import Evaluator, Reference
 from crocodil.models.llada import LLaDA
@@ -18,6 +17,8 @@ from crocodil.pipeline import Crocodil
 from crocodil.pipeline.engine import compile_blocks
 from crocodil.pipeline.folder import NETWORKS
 from crocodil.processes.masking import mask_tokens
+from crocodil.reproduce.fixed_protocol import PROTOCOL, TEST_CORPUS
+from crocodil.reproduce.held_out import HeldOut, corpus_fingerprint
 from crocodil.reproduce.protocol import Protocol
 from crocodil.reproduce.store import MODEL, Row, Store
 from crocodil.sampling.configs import Drawing
@@ -25,7 +26,6 @@ from crocodil.sampling.cost import Cost
 from crocodil.sampling.state import Draw
 from crocodil.seeding import Streams
 from crocodil.shapes import RegisterBank, TokenIds
-from crocodil.text.tokenizer import Tokenizer
 
 WEIGHTS_PER_TENSOR = 64  # hashed to tell models apart
 DRAWING = "drawing"  # the part of a model that is not a network: how registers are drawn
@@ -41,6 +41,7 @@ class Context:
 
     pipe: Crocodil
     corpus: Corpus
+    test_corpus: Corpus | None = None  # the test programs come from it; None: from `corpus`, as all others
     evaluator: Evaluator
     protocol: Protocol
     store: Store
@@ -56,6 +57,7 @@ class Context:
         pipe: Crocodil,
         *,
         corpus: Corpus,
+        test_corpus: Corpus | None = None,
         evaluator: Evaluator,
         protocol: Protocol,
         results: Path,
@@ -63,6 +65,7 @@ class Context:
         variants: Mapping[str, Crocodil] | None = None,
         training: Mapping[str, Row] | None = None,
         base: Path | None = None,
+        protocol_digest: str | None = None,
     ) -> "Context":
         """Return the context of a model at its current length, with the variants trained at that length."""
         length = pipe.settings.length
@@ -74,6 +77,7 @@ class Context:
         }
         for model in (pipe, *named.values()):
             evaluator.check_unrelated(lineage(model))
+            evaluator = evaluator.unrelated_to(lineage(model))
         conditions = {
             MODEL: parts(pipe),
             "length": length,
@@ -85,10 +89,14 @@ class Context:
             "device": pipe.device.type,
             "dtype": str(next(pipe.demasker.parameters()).dtype).removeprefix("torch."),
             "ends": "cut at the first; they wait for what stands before them",  # decision D12
+            **({} if test_corpus is None else {TEST_CORPUS: corpus_fingerprint(test_corpus)}),
+            **({} if protocol_digest is None else {PROTOCOL: protocol_digest}),
+            **({"weak_prior": fingerprint(pipe.weak_prior)} if "autoguidance" in protocol.swept_names else {}),
         }
         return cls(
             pipe=pipe,
             corpus=corpus,
+            test_corpus=test_corpus,
             evaluator=evaluator,
             protocol=protocol,
             store=Store(results, conditions),
@@ -106,7 +114,17 @@ class Context:
 
     def texts(self, split: str, count: int) -> list[str]:
         """Return up to `count` programs of a split, always the same ones."""
-        return held_out(self.corpus, self.pipe.tokenizer, split, length=self.length, count=count)
+        is_elsewhere = split == "test" and self.test_corpus is not None
+        return (self._fresh if is_elsewhere else self._held_out).texts(split, count)
+
+    @cached_property
+    def _held_out(self) -> HeldOut:
+        return HeldOut(self.corpus, self.pipe.tokenizer, self.length)
+
+    @cached_property
+    def _fresh(self) -> HeldOut:
+        assert self.test_corpus is not None
+        return HeldOut(self.test_corpus, self.pipe.tokenizer, self.length)
 
     def reference(self, split: str) -> Reference:
         """Return real programs as a reference: valid to choose a candidate, test to measure it."""
@@ -116,13 +134,6 @@ class Context:
 
     def streams(self, name: str, count: int, *, start: int = 0) -> Streams:
         return Streams.of(name, self.seed, samples=range(start, start + count), device=self.pipe.device)
-
-
-def held_out(corpus: Corpus, tokenizer: Tokenizer, split: str, *, length: int, count: int) -> list[str]:
-    """Return the first `count` programs of a split as text, in a shuffled order that is always the same."""
-    programs = corpus.programs(split, length=length)
-    numbers = Order(len(programs), "reproduce").at(np.arange(min(count, len(programs))))
-    return [tokenizer.decode(programs[int(number)].tolist()) for number in numbers]
 
 
 # ---------------------------------------------------------------- registers
@@ -219,10 +230,6 @@ def fingerprint(network: nn.Module | None) -> str | None:
     for parameter in network.parameters():
         digest.update(parameter.detach().flatten()[:WEIGHTS_PER_TENSOR].float().cpu().numpy().tobytes())
     return digest.hexdigest()
-
-
-def corpus_fingerprint(corpus: Corpus) -> str:
-    return blake2b(repr(sorted(corpus.description["sha256"].items())).encode(), digest_size=6).hexdigest()
 
 
 def nfe_and_flop_nfe(pipe: Crocodil, cost: Cost, *, num_registers: int) -> tuple[float, float]:

@@ -9,7 +9,8 @@ from typing import Any
 from crocodil.corpus.shards import Corpus
 from crocodil.judges import Evaluator, cut_to_length
 from crocodil.pipeline import Crocodil, Method
-from crocodil.reproduce.context import Context, held_out
+from crocodil.reproduce.context import Context
+from crocodil.reproduce.held_out import HeldOut, corpus_fingerprint
 from crocodil.reproduce.protocol import FULL
 from crocodil.reproduce.store import Row, commit
 from crocodil.reproduce.sweep import decoding_row, generate_with, quality_and_cost
@@ -54,7 +55,7 @@ def evaluate_model(
 def evaluate_texts(texts: Sequence[str], corpus: Corpus, evaluator: Evaluator, *, length: int, split: str) -> Row:
     """Evaluate texts against as many real programs of a split; both are cut to the same length in tokens."""
     count = len(texts)
-    real = held_out(corpus, evaluator.tokenizer, split, length=length, count=2 * count)
+    real = HeldOut(corpus, evaluator.tokenizer, length).texts(split, 2 * count)
     cut, real = (cut_to_length(some, evaluator.tokenizer, length=length) for some in (texts, real))
     reference = evaluator.reference(real[:count])
     return {
@@ -65,6 +66,7 @@ def evaluate_texts(texts: Sequence[str], corpus: Corpus, evaluator: Evaluator, *
         "num_real": len(reference),
         "length": length,
         "judge": evaluator.judge.name,
+        "corpus": corpus_fingerprint(corpus),
         "split": split,
         "commit": commit(),
     }

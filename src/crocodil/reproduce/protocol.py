@@ -1,52 +1,81 @@
 """The protocols of the experiments: how many programs, samples and calls. `full` is the paper's."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, fields, replace
 from itertools import product
-from typing import Any
+from typing import Any, TypeAlias
 
 from crocodil.processes.plan import RULE_NAMES
+from crocodil.runtime.config import Amount, Count, Length, Seed, Share, Weight, config
+from crocodil.sampling.configs import Decoding, Drawing, with_knobs
+
+Grid: TypeAlias = Mapping[str, tuple[Any, ...]]  # fields of sampling configs, and the values to try
+
+TIE = 0.05  # of MAUVE: smaller differences are noise at the sample size of a sweep
+CRITERION = f"the highest MAUVE on valid; of those within its spread, or {TIE}, the lowest Gen-PPL"  # kept in rows
+MATCHING = (  # what `crocodil.metrics.speedup.matches` checks
+    "MAUVE at least the base's minus its spread; Gen-PPL at most the base's or that of real text, whichever is "
+    "higher, plus its spread; entropy no further from that of real text"
+)
+NOT_SWEPT = ("calls", "block_size")  # set by the experiments
 
 
-@dataclass(frozen=True, kw_only=True)
+@config
 class Protocol:
     """The defaults are the paper's values. A comment says where the paper states none."""
 
     name: str
-    num_programs: int = 1000  # for demasker curves and noise (Sec. 5), and for PSNR (not stated)
-    num_copied: int = 256  # programs for the autoencoder: not stated
-    num_pairs: int = 1000  # for the interpolation, App. D
-    num_drawn: int = 5000  # register banks for PRDC, App. E
-    num_samples: int = 1000  # per point of generation: not stated
-    num_swept: int = 256  # samples per candidate of the sweep: our choice; MAUVE of 128 is too noisy
+    num_programs: Count = 1000  # for demasker curves and noise (Sec. 5), and for PSNR (not stated)
+    num_copied: Count = 256  # programs for the autoencoder: not stated
+    num_pairs: Count = 1000  # for the interpolation, App. D
+    num_drawn: Count = 5000  # register banks for PRDC, App. E
+    num_samples: Count = 1000  # per point of generation: not stated
+    num_swept: Count = 256  # samples per candidate of the sweep: our choice; MAUVE of 128 is too noisy
     # Fields of `Decoding` and the values that every method is swept over, the base included.
-    swept: Mapping[str, tuple[Any, ...]] = field(
-        default_factory=lambda: {"temperature": (0.0, 0.5, 0.75, 1.0), "rule": RULE_NAMES}
+    swept: Grid = field(default_factory=lambda: {"temperature": (0.0, 0.5, 0.75, 1.0), "rule": RULE_NAMES})
+    # What the base alone is swept over, and what guided methods are, who may also have fields of `Drawing`. Each
+    # grid is combined with `swept`, or replaces values of it. Both kinds of methods have as many candidates.
+    base_sweep: tuple[Grid, ...] = ()
+    guided_sweep: tuple[Grid, ...] = ()
+    min_calls: Length = 8  # of generation; multiplied by `call_factor` up to one call per token
+    call_factor: Length = 2
+    max_guided_calls: Length | None = 64  # for guided methods; None: up to one call per token, as for the base
+    swept_calls: tuple[Length, ...] = (16, 64)  # sweep at these; other numbers use the nearest (our choice)
+    final_calls: Length = (
+        128  # re-rank the top candidates at this many calls; used for larger budgets (our choice)
     )
-    min_calls: int = 8  # of generation; multiplied by `call_factor` up to one call per token
-    call_factor: int = 2
-    max_guided_calls: int | None = 64  # for guided methods; None: up to one call per token, as for the base
-    swept_calls: tuple[int, ...] = (16, 64)  # sweep at these; other numbers use the nearest (our choice)
-    final_calls: int = 128  # re-rank the top candidates at this many calls; used for larger budgets (our choice)
-    num_finalists: int = 3
-    ablation_calls: tuple[int, ...] = (16, 64)  # App. G shows curves; the numbers of calls are not stated
-    mask_probs: tuple[float, ...] = tuple(tenth / 10 for tenth in range(1, 11))
-    noise_stds: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0)
-    noise_mask_prob: float = 0.9  # App. D
-    diffusion_times: tuple[float, ...] = tuple(twentieth / 20 for twentieth in range(1, 20))
+    num_finalists: Count = 3
+    ablation_calls: tuple[Length, ...] = (16, 64)  # App. G shows curves; the numbers of calls are not stated
+    mask_probs: tuple[Share, ...] = tuple(tenth / 10 for tenth in range(1, 11))
+    noise_stds: tuple[Weight, ...] = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0)
+    noise_mask_prob: Share = 0.9  # App. D
+    diffusion_times: tuple[Share, ...] = tuple(twentieth / 20 for twentieth in range(1, 20))
     drawing: Mapping[str, Any] = field(default_factory=dict)  # changes to the `Drawing` of the model's settings
-    mauve_seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
-    mauve_buckets: int | None = None  # None: a tenth of the texts, as in the MAUVE paper
-    nearest: int = 5  # neighbours for PRDC
-    num_clocked: int = 64  # programs per point when time is measured
-    num_timed: int = 3  # programs, one at a time, when a CPU is timed
-    cpu_threads: int = 2  # when a CPU is timed: a modest laptop
-    table_rows: int | None = None  # of the autoencoder's table, besides the examples; None: all
-    two_sentences_steps: tuple[int, int, int] = (200, 300, 200)  # App. B: base, autoencoder, prior
+    mauve_seeds: tuple[Seed, ...] = (0, 1, 2, 3, 4)
+    mauve_buckets: Count | None = None  # None: a tenth of the texts, as in the MAUVE paper
+    nearest: Count = 5  # neighbours for PRDC
+    num_clocked: Count = 64  # programs per point when time is measured
+    num_timed: Count = 3  # programs, one at a time, when a CPU is timed
+    cpu_threads: Count = 2  # when a CPU is timed: a modest laptop
+    table_rows: Amount | None = None  # of the autoencoder's table, besides the examples; None: all
+    two_sentences_steps: tuple[Count, Count, Count] = (200, 300, 200)  # App. B: base, autoencoder, prior
 
-    def candidates(self) -> list[dict[str, Any]]:
-        """Return all combinations of the swept values."""
-        return [dict(zip(self.swept, values, strict=True)) for values in product(*self.swept.values())]
+    def __post_init__(self) -> None:
+        with_knobs(Decoding(), Drawing(), dict(self.drawing))
+        of_base, of_guided = (_checked(self.candidates(guided=guided), guided) for guided in (False, True))
+        if of_base != of_guided:
+            raise ValueError(
+                f"the base has {of_base} candidates, guided methods have {of_guided}: no method may be tuned more"
+            )
+
+    def candidates(self, *, guided: bool) -> list[dict[str, Any]]:
+        """Return the candidates of the sweep for the base, or for each guided method."""
+        grids = (self.guided_sweep if guided else self.base_sweep) or ({},)
+        return [candidate for grid in grids for candidate in combinations({**self.swept, **grid})]
+
+    @property
+    def swept_names(self) -> set[str]:
+        return {name for grid in (self.swept, *self.base_sweep, *self.guided_sweep) for name in grid}
 
     def calls(self, length: int, *, guided: bool) -> list[int]:
         """Return the numbers of demasker calls to measure for a canvas, up to one call per token."""
@@ -72,6 +101,28 @@ class Protocol:
         return [calls for calls in self.ablation_calls if calls <= length]
 
 
+def combinations(grid: Grid) -> list[dict[str, Any]]:
+    """Return all combinations of the values of a grid."""
+    return [dict(zip(grid, values, strict=True)) for values in product(*grid.values())]
+
+
+def _checked(candidates: list[dict[str, Any]], guided: bool) -> int:
+    """Return the number of candidates. Each must be different, possible, and name the same fields."""
+    configs = (Decoding, Drawing) if guided else (Decoding,)
+    known = {entry.name for one in configs for entry in fields(one) if "help" in entry.metadata} - {*NOT_SWEPT}
+    known -= set() if guided else {"guidance"}  # by registers
+    kind = "guided methods" if guided else "the base"
+    for candidate in candidates:
+        if unknown := sorted(set(candidate) - known):
+            raise ValueError(f"{unknown[0]} cannot be swept for {kind}: take one of {', '.join(sorted(known))}")
+        if set(candidate) != set(candidates[0]):
+            raise ValueError(f"the grids of {kind} have different fields: name all fields in each")
+        with_knobs(Decoding(), Drawing(), candidate)
+    if any(candidate in candidates[:place] for place, candidate in enumerate(candidates)):
+        raise ValueError(f"two candidates of {kind} are the same")
+    return len(candidates)
+
+
 FULL = Protocol(name="full")
 QUICK = Protocol(
     name="quick", num_programs=256, num_pairs=256, num_drawn=1024, num_samples=256, num_swept=128,
@@ -80,7 +131,8 @@ QUICK = Protocol(
 )  # fmt: skip
 TINY = Protocol(
     name="tiny", num_programs=8, num_copied=8, num_pairs=6, num_drawn=8, num_samples=6, num_swept=4,
-    swept={"temperature": (0.5, 1.0), "rule": ("confidence",)}, min_calls=4, call_factor=16,
+    swept={"rule": ("confidence",)}, base_sweep=({"temperature": (1.0,), "corrector": (0.0, 0.25)},),
+    guided_sweep=({"temperature": (1.0,), "eta": (0.0, 1.0)},), min_calls=4, call_factor=16,
     max_guided_calls=4, swept_calls=(4, 32), final_calls=64, num_finalists=1, ablation_calls=(4,),
     mask_probs=(0.5, 1.0), noise_stds=(0.0, 1.0), diffusion_times=(0.2, 0.8), mauve_seeds=(0, 1),
     drawing={"prior_steps": 4, "refresh_steps": 2}, mauve_buckets=2, nearest=2, num_clocked=2, num_timed=1,

@@ -26,6 +26,7 @@ from crocodil.reproduce.experiments import (
     two_sentences,
 )
 from crocodil.reproduce.figures import can_draw, draw
+from crocodil.reproduce.fixed_protocol import PROTOCOL, TEST_CORPUS
 from crocodil.reproduce.store import Row, distinct, select
 from crocodil.reproduce.sweep import SWEEP
 from crocodil.runtime.atomic import whole_file
@@ -34,6 +35,12 @@ Results: TypeAlias = Mapping[str, Sequence[Row]]
 
 TITLE = "CRoCoDiL: results of the reproduction"
 REPORT, SUMMARY, FIGURES = "report", "summary.json", "figures"
+NEWER_CONDITIONS = (TEST_CORPUS, PROTOCOL)  # older rows do not have them
+CONDITION_HEADS = {
+    "setting": "protocol",
+    TEST_CORPUS: "corpus of the test programs",
+    PROTOCOL: "sha256 of the protocol",
+}
 
 
 def write_report(results: Results, directory: Path) -> Path:
@@ -96,7 +103,9 @@ def _experiments(results: Results) -> list[_Experiment]:
         ),
         _Experiment(autoencoder.TITLE, ("autoencoder",), lambda: autoencoder.show(rows("autoencoder"))),
         _Experiment(
-            generation.TITLE, ("generation",), lambda: generation.show(rows("generation"), real, rows(SWEEP))
+            generation.TITLE,
+            ("generation",),
+            lambda: generation.show(rows("generation"), real, rows(SWEEP), rows("anchor")),
         ),
         _Experiment(copies.TITLE, ("memorisation",), lambda: copies.show(rows("memorisation"))),
         _Experiment(demasker_curves.NOISE_TITLE, ("noise",), lambda: demasker_curves.show_noise(rows("noise"))),
@@ -165,7 +174,7 @@ def _overview(results: Results) -> Section:
                 meaningless.**"""
             )
         )
-    elif "full" not in settings:
+    elif "quick" in settings and "full" not in settings:
         blocks.append(Text("**Protocol quick: fewer samples than in the paper.**"))
     blocks.append(_model_table(models))
     blocks += [_base_line(row) for row in models]
@@ -258,9 +267,10 @@ def _measures() -> Section:
 
 def _conditions(results: Results) -> Section:
     """Return the conditions of the measurements."""
-    columns = ("length", "model", "setting", "seed", "judge", "embedder", "corpus", "device", "dtype", "commit")
+    names = ["length", "model", "setting", "seed", "judge", "embedder", "corpus", "device", "dtype", "commit"]
+    columns = [*names, *(name for name in NEWER_CONDITIONS if any(name in row for row in results["model"]))]
     body = [[_cell(row, name) for name in columns] for row in results["model"]]
-    heads = ["protocol" if name == "setting" else name for name in columns]
+    heads = [CONDITION_HEADS.get(name, name) for name in columns]
     return Section(
         "Conditions",
         [
@@ -282,7 +292,7 @@ def _conditions(results: Results) -> Section:
 
 def _cell(row: Row, name: str) -> str:
     if name != "model":
-        return str(row[name])
+        return str(row.get(name, number(None)) if name in NEWER_CONDITIONS else row[name])
     return ", ".join(f"{part} {value}" for part, value in row["model"].items() if value is not None)
 
 
@@ -296,6 +306,7 @@ def summary(results: Results) -> dict[str, Any]:
     return {
         "version": crocodil.__version__,
         **{name: _common(models, name) for name in ("setting", "judge", "embedder", "seed", "corpus")},
+        **{name: _common(models, name) for name in NEWER_CONDITIONS if all(name in row for row in models)},
         **{
             name: {length: measure(rows) for length, rows in lengths.items()} for name, measure in MEASURES.items()
         },

@@ -51,7 +51,7 @@ class Store:
         parts = conditions.pop(MODEL, {})
         return [
             row
-            for row in read_rows(self._file(name))
+            for row in read_rows(self.file(name))
             if _matches(row, conditions) and row.get(MODEL, {}).items() <= parts.items()
         ]
 
@@ -80,15 +80,15 @@ class Store:
             return self.conditions
         return {**self.conditions, MODEL: {part: self.conditions[MODEL][part] for part in job.uses}}
 
-    def _file(self, name: str) -> Path:
+    def file(self, name: str) -> Path:
         return self.directory / f"{name}.jsonl"
 
     def _remove(self, name: str, row: Row) -> None:
-        write_rows(self._file(name), [other for other in read_rows(self._file(name)) if other != row])
+        write_rows(self.file(name), [other for other in read_rows(self.file(name)) if other != row])
 
     def _append(self, name: str, row: Row) -> None:
         self.directory.mkdir(parents=True, exist_ok=True)
-        file = self._file(name)
+        file = self.file(name)
         if file.exists() and not file.read_bytes().endswith(b"\n"):  # a process was killed while it wrote
             write_rows(file, read_rows(file))
         with file.open("a", encoding="utf-8") as lines:

@@ -1,6 +1,6 @@
 """A fair comparison of samplers: every sampler gets the same sweep.
 
-Each sampler is swept over the same candidates on the validation split, at the same few numbers of calls. The best
+Each sampler is swept over as many candidates on the validation split, at the same few numbers of calls. The best
 candidate at the nearest swept number of calls then runs once on the test split, with other seeds. For many calls
 the top candidates are ranked again in a final, because the best candidate for few calls may be bad for many. A
 sampler that differs from another in one thing only, such as its registers, uses the other's candidate. Every row
@@ -9,30 +9,33 @@ holds quality, diversity and cost.
 
 import math
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from functools import partial
 from typing import Any, NamedTuple
 
 from crocodil.pipeline import Crocodil, Generation, Method
 from crocodil.reproduce.context import GENERATION_PARTS, Context, parts_of_base
-from crocodil.reproduce.protocol import FULL
+from crocodil.reproduce.protocol import CRITERION, TIE
 from crocodil.reproduce.store import Job, Row, select
-from crocodil.sampling.configs import Decoding
+from crocodil.sampling.configs import Decoding, Drawing
 
-TIE = 0.05  # of MAUVE: smaller differences are noise at the sample size of a sweep
-CRITERION = f"the highest MAUVE on valid; of those within its spread, or {TIE}, the lowest Gen-PPL"  # kept in rows
 NUM_SHOWN = 2  # texts kept in a row, as in App. G
 SWEEP = "sweep"  # the file of the sweep's rows
-CHOSEN = tuple(FULL.swept)  # columns that hold the chosen candidate: fields of `Decoding`
+SWEPT = "swept"  # the column with the names of the candidate's fields
+CHOSEN = ("temperature", "rule")  # the fields of a candidate in rows that do not name them
 
 
 class Sampler(NamedTuple):
     """A way to generate programs."""
 
     key: Row  # its name in rows
-    generate: Callable[..., Generation]  # (count, *, seed, decoding)
+    generate: Callable[..., Generation]  # (count, *, seed, decoding, **changes of the model's `Drawing`)
     uses: Collection[str]  # parts of the model
     tuned_as: "Sampler | None" = None  # use the candidate chosen for this sampler; None: a sweep of its own
+
+    @property
+    def is_guided(self) -> bool:
+        return self.key.get("method") != Method.BASE
 
 
 def sampler_of(pipe: Crocodil, method: Method) -> Sampler:
@@ -75,7 +78,10 @@ def sweep(context: Context, sources: Sequence[tuple[Sampler, int]]) -> list[Row]
     """Measure all candidates of each sampler at its number of calls; in a final, only the top candidates."""
     protocol = context.protocol
     last_sweeps = [(source, min(swept_at, protocol.swept_calls[-1])) for source, swept_at in sources]
-    jobs = _sweep_jobs(context, [(source, last, protocol.candidates()) for source, last in last_sweeps])
+    jobs = _sweep_jobs(
+        context,
+        [(source, last, protocol.candidates(guided=source.is_guided)) for source, last in last_sweeps],
+    )
     swept = context.store.compute(SWEEP, jobs)
     finals = [
         (source, swept_at, finalists(select(swept, **source.key, calls=last), protocol.num_finalists))
@@ -92,8 +98,8 @@ def finalists(swept: Sequence[Row], count: int) -> list[Row]:
 
 
 def candidate_of(row: Row) -> Row:
-    """Return the fields of `Decoding` that a row was measured with."""
-    return {name: row[name] for name in CHOSEN}
+    """Return the fields of the sampling configs that were chosen for a row."""
+    return {name: row[name] for name in row.get(SWEPT, CHOSEN)}
 
 
 def _sweep_jobs(context: Context, entries: Sequence[tuple[Sampler, int, list[Row]]]) -> list[Job]:
@@ -130,15 +136,25 @@ def measure(
     """Generate with one candidate and evaluate against one split."""
     is_test = split == "test"
     count = context.protocol.num_samples if is_test else context.protocol.num_swept
-    decoding = replace(decoding_of(context.pipe, sampler.key.get("method")), calls=calls, **candidate)
-    made = sampler.generate(count, seed=context.seed + is_test, decoding=decoding)
+    decoding, drawing = split_candidate(context.pipe, sampler.key.get("method"), calls, candidate)
+    made = sampler.generate(count, seed=context.seed + is_test, decoding=decoding, **drawing)
     return {
         **decoding_row(decoding),
+        **drawing,
+        SWEPT: list(candidate),
         "split": split,
         "swept_at": swept_at,  # the number of calls at which the candidate was chosen
         **quality_and_cost(context, made, split),
         **({"texts": made.texts[:NUM_SHOWN], "criterion": CRITERION} if is_test else {}),
     }
+
+
+def split_candidate(pipe: Crocodil, method: str | None, calls: int, candidate: Row) -> tuple[Decoding, Row]:
+    """Return the decoding of a candidate, and its changes of how registers are drawn."""
+    names = {entry.name for entry in fields(Drawing)}
+    drawing = {name: value for name, value in candidate.items() if name in names}
+    others = {name: value for name, value in candidate.items() if name not in names}
+    return replace(decoding_of(pipe, method), calls=calls, **others), drawing
 
 
 def decoding_of(pipe: Crocodil, method: str | None) -> Decoding:
@@ -157,9 +173,10 @@ def decoding_row(decoding: Decoding) -> Row:
 
 
 def quality_and_cost(context: Context, made: Generation, split: str) -> Row:
-    """Return all numbers of the evaluator, and the three costs per program."""
+    """Return all numbers of the evaluator, and the three costs per program. Other judges see test rows only."""
+    evaluator = context.evaluator if split == "test" else replace(context.evaluator, other_judges=())
     return {
-        **context.evaluator.evaluate(made.texts, context.reference(split)),
+        **evaluator.evaluate(made.texts, context.reference(split)),
         "nfe": made.nfe,
         "flop_nfe": made.flop_nfe,
         "seconds": made.seconds / len(made.texts),

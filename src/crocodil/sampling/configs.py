@@ -62,11 +62,19 @@ class Decoding:
         1.0,
         "Strength of guidance by registers (LLaDA: by the prompt); any value but 1 doubles the demasker calls.",
     )
+    corrector: Share = knob(
+        0.0, "Share of the calls that correct: each masks a tenth of the text again and predicts it anew."
+    )  # D45
     eos_last: bool = True  # reveal no EOS token before the tokens in front of it
 
     def plan(self, length: int) -> DecodePlan:
         """Return the blocks and calls for a canvas of this length."""
         return DecodePlan.usual(length, block_size=self.block_size, num_calls=self.calls)
+
+    def corrector_calls(self, calls_per_block: int) -> int:
+        """Return how many of the calls of a block are kept for corrections; the others fill the block."""
+        wanted = max(1, round(self.corrector * calls_per_block)) if self.corrector else 0
+        return min(wanted, calls_per_block - 1)
 
     @property
     def calls_per_step(self) -> int:

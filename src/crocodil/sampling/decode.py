@@ -17,6 +17,7 @@ from torch import Tensor
 from crocodil.processes.categorical import Allowed, propose_tokens
 from crocodil.processes.plan import DecodePlan
 from crocodil.processes.reveal import (
+    CORRECTED_PART,
     RULES,
     AboveThreshold,
     RevealRule,
@@ -24,6 +25,7 @@ from crocodil.processes.reveal import (
     before_given_text,
     fill_after_eos,
     hold_back_eos,
+    mask_again,
 )
 from crocodil.runtime.devices import check_finite
 from crocodil.runtime.graphs import Play, eager
@@ -69,7 +71,7 @@ def decode(
     engine, rule = engine or PLAIN, reveal_rule(decoding)
     reads_values = canvas.device.type == "cpu" or rule.may_finish_early
     state, last_rows = State(canvas, registers, streams, spent), 0
-    for call in planned_calls(canvas, plan, rule):
+    for call in planned_calls(canvas, plan, rule, decoding.corrector_calls(plan.calls_per_block)):
         refreshes = refresh is not None and call.index in refresh_at
         if reads_values or refreshes or call.num_rows != last_rows:
             state.drop_finished()
@@ -118,10 +120,12 @@ class PlannedCall:
         return _hidden(self.bounds, tokens, mask_id)
 
 
-def planned_calls(canvas: Canvas, plan: DecodePlan, rule: RevealRule) -> Iterator[PlannedCall]:
+def planned_calls(
+    canvas: Canvas, plan: DecodePlan, rule: RevealRule, corrector_calls: int = 0
+) -> Iterator[PlannedCall]:
     first = _first_planned(canvas, plan)
     maskable = (canvas.masked() | canvas.restricted())[:, first:]
-    num_rows = rows_per_call(maskable, plan, rule)
+    num_rows = rows_per_call(maskable, plan, rule, corrector_calls)
     bounds = torch.tensor(
         [(call.index, first + call.block_start, first + call.block_end, call.calls_left) for call in plan.calls()],
         device=canvas.device,
@@ -130,16 +134,18 @@ def planned_calls(canvas: Canvas, plan: DecodePlan, rule: RevealRule) -> Iterato
         yield PlannedCall(index, rows, bounds[index])
 
 
-def rows_per_call(masked: Positions, plan: DecodePlan, rule: RevealRule) -> list[int]:
+def rows_per_call(masked: Positions, plan: DecodePlan, rule: RevealRule, corrector_calls: int = 0) -> list[int]:
     """Return an upper bound of the hidden positions per sample at each call, in eighths of a block."""
     per_block = masked.unflatten(1, (plan.num_blocks, plan.block_size)).sum(dim=2).amax(dim=0).tolist()
     unit = -(-plan.block_size // ROW_COUNTS)
     num_rows = []
     for num_hidden in per_block:
+        masked_again = -(-num_hidden // CORRECTED_PART) if corrector_calls else 0
         for calls_left in range(plan.calls_per_block, 0, -1):
             num_rows.append(min(-(-num_hidden // unit) * unit, plan.block_size))
             if rule.reveals_quota:
-                num_hidden -= -(-num_hidden // calls_left)
+                num_hidden -= -(-num_hidden // max(calls_left - corrector_calls, 1))
+                num_hidden = max(num_hidden, masked_again)
     return num_rows
 
 
@@ -173,10 +179,13 @@ class RevealConfig:
     mask_id: int
     eos_id: int | None
     calls_per_block: int
+    corrector_calls: int = 0  # of those
 
     @classmethod
     def of(cls, canvas: Canvas, decoding: Decoding, plan: DecodePlan) -> "RevealConfig":
-        return cls(decoding, reveal_rule(decoding), canvas.mask_id, canvas.eos_id, plan.calls_per_block)
+        calls = plan.calls_per_block
+        rule, num_correctors = reveal_rule(decoding), decoding.corrector_calls(calls)
+        return cls(decoding, rule, canvas.mask_id, canvas.eos_id, calls, num_correctors)
 
 
 @dataclass(frozen=True)
@@ -243,10 +252,17 @@ def reveal(
         log_prob = hold_back_eos(log_prob, is_eos=hidden & (proposed == config.eos_id), hidden=hidden)
     was_hidden = hidden.any(dim=1)  # samples whose block is complete do not change
     is_open = _in_block(bounds, tokens) & ~given & was_hidden[:, None]
-    step = RevealStep(log_prob, hidden, is_open, calls_left, config.calls_per_block, streams)
+    left_to_fill = (calls_left - config.corrector_calls).clamp(min=1)
+    calls_to_fill = config.calls_per_block - config.corrector_calls
+    step = RevealStep(log_prob, hidden, is_open, left_to_fill, calls_to_fill, streams)
     tokens = proposed.masked_fill(is_open & ~config.rule(step), config.mask_id)
     if config.eos_id is not None:
         tokens = fill_after_eos(tokens, may_end=~given, mask_id=config.mask_id, eos_id=config.eos_id)
+    if config.corrector_calls:
+        complete = ~_hidden(bounds, tokens, config.mask_id).any(dim=1) & (calls_left > 1)
+        tokens = mask_again(
+            tokens, complete, is_open, mask_id=config.mask_id, eos_id=config.eos_id, streams=streams
+        )
     return Revealed(tokens, was_hidden, is_finite)
 
 

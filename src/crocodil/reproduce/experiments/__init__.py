@@ -17,6 +17,7 @@ from crocodil.reproduce.experiments import (
     training_compute,
     two_sentences,
 )
+from crocodil.reproduce.fixed_protocol import check_same_protocol
 from crocodil.reproduce.store import Row, Store, read_stores, write_conditions
 from crocodil.reproduce.sweep import SWEEP
 
@@ -24,6 +25,7 @@ from crocodil.reproduce.sweep import SWEEP
 EXPERIMENTS: Mapping[str, Callable[[Context], list[Row]]] = {
     "model": training_compute.compute,
     "reference": generation.compute_reference,
+    "anchor": generation.compute_anchor,
     "demasker": demasker_curves.compute_curves,
     "autoencoder": autoencoder.compute,
     "generation": generation.compute,
@@ -52,6 +54,8 @@ def compute_all(
         raise ValueError(f"there is no experiment {unknown[0]!r}: choose all, or some of {', '.join(NAMES)}")
     if len({context.length for context in contexts}) < len(contexts):
         raise ValueError("two models have the same length: results are stored by length, give only one of them")
+    for context in contexts:
+        check_same_protocol(context.store, (*EXPERIMENTS, SWEEP))
     write_conditions(contexts[0].store.directory, [context.store.conditions for context in contexts])
     names = [name for name in EXPERIMENTS if name in wanted or name in ALWAYS]
     results: dict[str, list[Row]] = {name: [] for name in names}

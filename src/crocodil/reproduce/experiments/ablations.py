@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from crocodil.pipeline import Crocodil, Generation, Method
 from crocodil.presets.runs import ABLATIONS
@@ -66,8 +67,12 @@ def compute_register_count(context: Context) -> list[Row]:
     return choose_and_measure(context, "register-count", at_all_calls(context, samplers))
 
 
-def generate_from(pipe: Crocodil, num_registers: int, count: int, *, seed: int, decoding: Decoding) -> Generation:
+def generate_from(
+    pipe: Crocodil, num_registers: int, count: int, *, seed: int, decoding: Decoding, **drawing: Any
+) -> Generation:
     """Run ConThenDisc with the first `num_registers` drawn registers; the cost is that of drawing all."""
+    settings = replace(pipe.settings, drawing=replace(pipe.settings.drawing, **drawing))
+    pipe = replace(pipe, settings=settings)
     registers, cost = draw_from_prior(pipe, count, seed=seed).first(num_registers)
     made = pipe.decode(registers, seed=seed, decoding=decoding, show_progress=False)
     nfe, flop_nfe = nfe_and_flop_nfe(pipe, cost, num_registers=num_registers)

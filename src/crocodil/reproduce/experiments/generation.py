@@ -1,26 +1,33 @@
 """Generate programs from an empty canvas: quality against cost for all methods (Figs. 6 and 10), and samples."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
+from typing import Any
 
+from crocodil.judges.evaluator import OTHER_JUDGES
 from crocodil.pipeline import Crocodil, Generation, Method
 from crocodil.reproduce import published
 from crocodil.reproduce.context import AUTOENCODER_PARTS, DRAWING, Context
-from crocodil.reproduce.document import Block, Listing, Picture, Section, Table, Text
+from crocodil.reproduce.document import Block, Listing, Picture, Section, Table, Text, measure
 from crocodil.reproduce.experiments.comparison import equal_cost_blocks, speedup_caption, speedup_tables
+from crocodil.reproduce.experiments.frontiers import frontier_picture, frontier_table, has_other_settings
 from crocodil.reproduce.experiments.quality import (
     ORACLE,
     as_printed,
     display_name,
-    frontier_picture,
     quality_panels,
     quality_table,
 )
+from crocodil.reproduce.protocol import TIE
 from crocodil.reproduce.store import Job, Row, distinct, select
-from crocodil.reproduce.sweep import TIE, Sampler, choose_and_measure, sampler_of
+from crocodil.reproduce.sweep import Sampler, choose_and_measure, sampler_of
 from crocodil.sampling.configs import Decoding
 
 TITLE = "Generation (Figs. 6 and 10)"
+FRONTIER_NOTE = """The table reads each frontier at the same entropies, on the lower convex hull of its points (in
+    the logarithm of Gen-PPL): a mixture of the samples of two settings lies between them. A cell is empty where no
+    setting of the method is as varied."""
 QUALITATIVE_CALLS = (256, 128, 64, 32)  # App. G
 
 
@@ -54,11 +61,11 @@ def methods(pipe: Crocodil) -> list[Method]:
     ]
 
 
-def decode_encoded(context: Context, count: int, *, seed: int, decoding: Decoding) -> Generation:
+def decode_encoded(context: Context, count: int, *, seed: int, decoding: Decoding, **drawing: Any) -> Generation:
     """Decode the registers of training programs, as many registers per program as a generation uses."""
     prior = context.pipe.conditional if context.pipe.prior is None else context.pipe.prior
     assert prior is not None
-    num_registers = context.pipe.settings.drawing.num_registers or prior.config.num_registers
+    num_registers = replace(context.pipe.settings.drawing, **drawing).num_registers or prior.config.num_registers
     registers = context.pipe.encode(context.texts("train", count), cut=True)[:, :num_registers]
     return context.pipe.decode(registers, seed=seed, decoding=decoding, show_progress=False)
 
@@ -70,18 +77,34 @@ def compute_reference(context: Context) -> list[Row]:
 
 def _reference_row(context: Context) -> Row:
     real = context.reference("test")
-    mauve = context.evaluator.mauve_row(real.features, context.reference("valid").features)
-    return {**mauve, **real.scores, "num_samples": len(real)}
+    return {**context.evaluator.compare(real, context.reference("valid")), "num_samples": len(real)}
+
+
+def compute_anchor(context: Context) -> list[Row]:
+    """Judge real test programs like generated ones: one half of them against the other half."""
+    return context.store.compute("anchor", [Job({"split": "test"}, partial(_anchor_row, context), uses=())])
+
+
+def _anchor_row(context: Context) -> Row:
+    """Return the numbers of a model that writes real programs. Few programs are halved, and the row says so."""
+    texts = context.texts("test", 2 * context.protocol.num_samples)
+    half = len(texts) // 2
+    is_whole = half == context.protocol.num_samples
+    real = context.reference("test") if is_whole else context.evaluator.reference(texts[:half])
+    return {**context.evaluator.evaluate(texts[half : 2 * half], real), "num_samples": half}
 
 
 # ---------------------------------------------------------------- report
 
 
-def show(rows: Sequence[Row], references: Sequence[Row], swept: Sequence[Row] = ()) -> Section:
-    blocks: list[Block] = list(_explanation())
+def show(
+    rows: Sequence[Row], references: Sequence[Row], swept: Sequence[Row] = (), anchors: Sequence[Row] = ()
+) -> Section:
+    blocks: list[Block] = list(_explanation(swept))
     for length in distinct(rows, "length"):
         (real,) = select(references, length=length)
-        blocks += _show_length(select(rows, length=length), real, select(swept, length=length))
+        anchor = next(iter(select(anchors, length=length)), None)
+        blocks += _show_length(select(rows, length=length), real, select(swept, length=length), anchor)
     missing = [str(length) for length in published.LENGTHS if length not in distinct(rows, "length")]
     if missing:
         blocks.append(_published_table())
@@ -89,7 +112,13 @@ def show(rows: Sequence[Row], references: Sequence[Row], swept: Sequence[Row] = 
     return Section(TITLE, blocks)
 
 
-def _explanation() -> list[Text]:
+def _explanation(swept: Sequence[Row]) -> list[Text]:
+    if has_other_settings(swept):
+        tuned = (
+            "The settings of every method are chosen from equally many candidates, those of the base from its own,"
+        )
+    else:
+        tuned = "The temperature and the reveal rule of every method are chosen from the same candidates"
     return [
         Text(
             """Each method writes programs from an empty canvas. The **base** reveals masked tokens without
@@ -104,8 +133,8 @@ def _explanation() -> list[Text]:
             sampler that repeats itself has a very low Gen-PPL, so always read Gen-PPL together with entropy."""
         ),
         Text(
-            f"""**Fair tuning.** The temperature and the reveal rule of every method are chosen from the same
-            candidates on the validation split, at the same few numbers of calls. The chosen candidate has the
+            f"""**Fair tuning.** {tuned} on the validation split, at the same few numbers of calls. The chosen
+            candidate has the
             lowest Gen-PPL among those whose MAUVE is within its spread, or within {TIE}, of the highest. Other
             numbers of calls use the choice of the nearest one; for large numbers, the best candidates are
             compared again with more calls. Only the chosen setting runs on the test split, once, with other
@@ -130,7 +159,7 @@ def _explanation() -> list[Text]:
     ]
 
 
-def _show_length(rows: Sequence[Row], real: Row, swept: Sequence[Row]) -> list[Block]:
+def _show_length(rows: Sequence[Row], real: Row, swept: Sequence[Row], anchor: Row | None) -> list[Block]:
     length, frontier = real["length"], frontier_picture(swept, real)
     panels = quality_panels(
         rows,
@@ -143,11 +172,32 @@ def _show_length(rows: Sequence[Row], real: Row, swept: Sequence[Row]) -> list[B
     return [
         Picture(f"generation-{length}", panels, speedup_caption(rows, real)),
         *([] if frontier is None else [frontier]),
-        quality_table(rows, "method", length, real),
+        *([] if anchor is None else _anchored(swept, real)),
+        quality_table(rows, "method", length, real, anchor),
+        *other_judges_table(rows, real, anchor),
         *speedup_tables(rows, real),
         *equal_cost_blocks(rows, length),
         *(Text(f"**Note:** {note}.") for note in distinct(rows, "note") if note),
     ]
+
+
+def _anchored(swept: Sequence[Row], real: Row) -> list[Block]:
+    """Return what is shown beside the figure of frontiers since there are anchor rows."""
+    table = frontier_table(swept, real)
+    return [] if table is None else [table, Text(FRONTIER_NOTE)]
+
+
+def other_judges_table(rows: Sequence[Row], real: Row, anchor: Row | None) -> list[Table]:
+    """Return the numbers of judges other than the one that chose the settings; nothing if there are none."""
+    named = [(f"{display_name(row['method'])}, {row['calls']} calls", row) for row in rows]
+    named += [("real programs", real), *([] if anchor is None else [("real programs, another half", anchor)])]
+    body = [
+        [name, judge, *(measure(scores, column) for column in ("mauve", "mauve_pooled", "gen_ppl"))]
+        for name, row in named
+        for judge, scores in row.get(OTHER_JUDGES, {}).items()
+    ]
+    heads = ["", "judge", "MAUVE", "MAUVE, pooled", "Gen-PPL"]
+    return [Table(heads, body, f"Other judges, length {real['length']}")] if body else []
 
 
 def _published_table() -> Table:

@@ -5,9 +5,10 @@ from collections.abc import Sequence
 from crocodil.pipeline import Method
 from crocodil.processes.plan import rule_name
 from crocodil.reproduce import published
-from crocodil.reproduce.document import Picture, Table, measure, number, percent, with_spread
+from crocodil.reproduce.document import Table, measure, number, percent, with_spread
 from crocodil.reproduce.figures import Curve, Panel, Real
 from crocodil.reproduce.store import Row, distinct, select
+from crocodil.reproduce.sweep import CHOSEN, candidate_of
 
 ORACLE = "encoded registers"  # the method in rows that decodes registers of real programs
 NAMES = {
@@ -19,14 +20,9 @@ NAMES = {
 HEADS = (
     "", "calls", "MAUVE", "MAUVE, pooled", "MAUVE, published", "Gen-PPL", "Gen-PPL, published", "entropy",
     "distinct-2", "valid Python", "NFE", "NFE, published", "NFE by FLOPs", "seconds", "temperature", "rule",
-    "samples",
+    "other settings", "samples",
 )  # fmt: skip
 MAUVE_LABEL, GEN_PPL_LABEL = "MAUVE (higher is better)", "Gen-PPL (lower is better)"
-FRONTIER_CAPTION = (
-    "Each faint point is one setting, a temperature with a reveal rule, on the validation split. A line joins the "
-    "settings of a method that no other setting of it beats in both measures. Better is closer to real programs "
-    "(the star). Settings with less than half the entropy of real programs are outside the figure."
-)
 
 
 def display_name(value: object) -> str:
@@ -37,10 +33,17 @@ def display_name(value: object) -> str:
 # ---------------------------------------------------------------- tables
 
 
-def quality_table(rows: Sequence[Row], by: str, length: int, real: Row | None = None) -> Table:
-    """Return one line per row, named by the column `by`, and a last line for real programs."""
+def quality_table(
+    rows: Sequence[Row], by: str, length: int, real: Row | None = None, anchor: Row | None = None
+) -> Table:
+    """Return one line per row, named by the column `by`, and last lines for real programs.
+
+    `anchor` is one half of the real programs, compared with the other half.
+    """
     lines = [_line(row, display_name(row[by]), length) for row in rows]
-    return Table(HEADS, lines if real is None else [*lines, _real_line(real)], f"Length {length}")
+    named = {"real programs": real, "real programs, another half": anchor}
+    lines += [_real_line(name, row) for name, row in named.items() if row is not None]
+    return Table(HEADS, lines, f"Length {length}")
 
 
 def _line(row: Row, name: str, length: int) -> list[str]:
@@ -51,13 +54,19 @@ def _line(row: Row, name: str, length: int) -> list[str]:
         as_printed(mauve), with_spread(row["gen_ppl"], row["gen_ppl_spread"]), as_printed(gen_ppl),
         number(row["entropy"]), number(row["distinct_2"]), percent(row["parse_share"]), number(row["nfe"]),
         as_printed(nfe), number(row["flop_nfe"]), number(row["seconds"]), f"{row['temperature']}",
-        rule_name(row["rule"]), str(row["num_samples"]),
+        rule_name(row["rule"]), other_settings(row), str(row["num_samples"]),
     ]  # fmt: skip
 
 
-def _real_line(real: Row) -> list[str]:
+def other_settings(row: Row) -> str:
+    """Return what the sweep chose besides temperature and rule."""
+    others = [f"{name} {value}" for name, value in candidate_of(row).items() if name not in CHOSEN]
+    return ", ".join(others) or number(None)
+
+
+def _real_line(name: str, real: Row) -> list[str]:
     cells = {
-        "": "real programs",
+        "": name,
         "MAUVE": with_spread(real["mauve"], real["mauve_spread"]),
         "MAUVE, pooled": measure(real, "mauve_pooled"),
         "Gen-PPL": with_spread(real["gen_ppl"], real["gen_ppl_spread"]),
@@ -98,50 +107,3 @@ def _curve(rows: Sequence[Row], value: object, x: str, column: str) -> Curve:
     name = "oracle: registers of real programs" if is_oracle else display_name(value)
     columns = ([row[name] for row in rows] for name in (x, column, f"{column}_spread"))
     return Curve(name, *columns, is_reference=is_oracle)
-
-
-def frontier_picture(swept: Sequence[Row], real: Row) -> Picture | None:
-    """Return Gen-PPL against entropy, a panel for each number of calls at which every method was swept."""
-    rows = [row for row in swept if row.get("method") is not None and row["gen_ppl"] is not None]
-    num_methods = len(distinct(rows, "method"))
-    by_calls = {calls: select(rows, calls=calls) for calls in distinct(rows, "calls")}
-    panels = [
-        _frontier_panel(swept_rows, real, calls)
-        for calls, swept_rows in by_calls.items()
-        if len(distinct(swept_rows, "method")) == num_methods > 1
-    ]
-    return Picture(f"frontier-{real['length']}", panels, FRONTIER_CAPTION) if panels else None
-
-
-def _frontier_panel(rows: Sequence[Row], real: Row, calls: int) -> Panel:
-    least_entropy = real["entropy"] / 2
-    by_method = {
-        method: sorted((row["entropy"], row["gen_ppl"]) for row in select(rows, method=method))
-        for method in distinct(rows, "method")
-    }
-    return Panel(
-        title=f"Gen-PPL against entropy, {real['length']} tokens, {calls} calls",
-        x_label="entropy in nats (higher is more varied)",
-        y_label=GEN_PPL_LABEL,
-        log_y=True,
-        least_x=least_entropy,
-        real_x=Real(real["entropy"]),
-        real_y=Real(real["gen_ppl"], real["gen_ppl_spread"]),
-        curves=[
-            Curve(
-                display_name(method),
-                *zip(*frontier(points), strict=True),
-                cloud=[point for point in points if point[0] >= least_entropy],
-            )
-            for method, points in by_method.items()
-        ],
-    )
-
-
-def frontier(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Return the points that no other point beats in both: a higher entropy with a lower Gen-PPL."""
-    return sorted(
-        point
-        for point in points
-        if not any(other != point and other[0] >= point[0] and other[1] <= point[1] for other in points)
-    )

@@ -14,7 +14,14 @@ from crocodil.pipeline.folder import NETWORKS
 from crocodil.reproduce.context import Context
 from crocodil.reproduce.experiments.generation import methods
 from crocodil.reproduce.store import Job, Row
-from crocodil.reproduce.sweep import CHOSEN, candidate_of, decoding_of, generate_with, own_candidate, parts_used_by
+from crocodil.reproduce.sweep import (
+    SWEPT,
+    candidate_of,
+    generate_with,
+    own_candidate,
+    parts_used_by,
+    split_candidate,
+)
 from crocodil.sampling.cost import num_parameters
 
 LARGEST_ON_CPU = 2_000_000_000  # parameters; a larger demasker is not timed on a CPU
@@ -28,7 +35,7 @@ def compute_seconds(context: Context) -> list[Row]:
             partial(_timed_row, context, point),
             work=point["calls"],
             uses=parts_used_by(context.pipe, Method(point["method"])),
-            chosen={name: point[name] for name in CHOSEN},
+            chosen=candidate_of(point),
         )
         for point in context.store.rows("generation")
         if point["method"] in list(Method)
@@ -38,12 +45,18 @@ def compute_seconds(context: Context) -> list[Row]:
 
 def _timed_row(context: Context, point: Row) -> Row:
     count = context.protocol.num_clocked
-    decoding = replace(decoding_of(context.pipe, point["method"]), calls=point["calls"], **candidate_of(point))
+    candidate = candidate_of(point)
+    decoding, drawing = split_candidate(context.pipe, point["method"], point["calls"], candidate)
     generate = partial(
-        generate_with(context.pipe, Method(point["method"])), count, seed=context.seed, decoding=decoding
+        generate_with(context.pipe, Method(point["method"])),
+        count,
+        seed=context.seed,
+        decoding=decoding,
+        **drawing,
     )
     generate()  # compiles and captures new shapes
-    return {**{name: point[name] for name in CHOSEN}, "seconds": generate().seconds / count, "num_samples": count}
+    seconds = generate().seconds / count
+    return {**candidate, SWEPT: list(candidate), "seconds": seconds, "num_samples": count}
 
 
 def with_seconds(points: Sequence[Row], timed: Sequence[Row]) -> list[Row]:
