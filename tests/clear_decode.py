@@ -73,7 +73,13 @@ def clear_decode(
         is_open = ~given & block & unfinished[:, None]
         correctors = decoding.corrector_calls(plan.calls_per_block)
         left, calls = max(call.calls_left - correctors, 1), plan.calls_per_block - correctors
-        step = RevealStep(log_prob, hidden, is_open, left, calls, call_streams)
+        after_end = None
+        if eos_id is not None and decoding.pace == "text":
+            after_end = torch.zeros_like(hidden)
+            for number, row in enumerate(proposed.tolist()):
+                length = max((place + 1 for place, token in enumerate(row) if token != eos_id), default=0)
+                after_end[number, length:] = hidden[number, length:]
+        step = RevealStep(log_prob, hidden, is_open, left, calls, call_streams, after_end, decoding.apart)
         tokens = proposed.masked_fill(is_open & ~rule(step), mask_id)
         if eos_id is not None:
             tokens = fill_after_eos(tokens, may_end=~given, mask_id=mask_id, eos_id=eos_id)

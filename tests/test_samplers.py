@@ -260,6 +260,7 @@ CASES = {
     "ends in blocks": {"eos_id": 5, "temperature": 1.0, "block_size": 8, "num_calls": 8, "eos_last": False},
     "guidance": {"guidance": 2.0, "temperature": 1.0},
     "corrector": {"corrector": 0.5, "temperature": 1.0, "block_size": 8, "num_calls": 8, "eos_id": 5},
+    "pace of the text": {"pace": "text", "rule": RemaskByConfidence(), "num_calls": 8, "eos_id": 5, "apart": 2},
 }
 
 
@@ -375,7 +376,38 @@ def test_corrector_calls_mend_what_was_revealed_blindly_at_the_cost_of_their_cal
     assert corrected.cost == plain.cost == Cost(demasker_calls=20)  # 4 to fill, 16 to correct
 
 
+def test_tokens_of_one_call_stand_apart_while_there_are_enough():
+    how, revealed = decoding(48, num_calls=16, apart=2), []
+
+    def demask(noisy_tokens, registers, places):
+        revealed.append(noisy_tokens != MASK)
+        return tiny.streams(len(noisy_tokens), "logits").normal(places.shape[1], VOCAB).flatten(0, 1)
+
+    decode(demask, empty_canvas(5, how), how, streams=tiny.streams(5))
+    together = [after & ~earlier for earlier, after in pairwise(revealed[:3])]
+    for shift in (1, 2):
+        assert not any((new[:, shift:] & new[:, :-shift]).any() for new in together)
+
+
 # ---------------------------------------------------------------- the end of a text
+
+
+def test_calls_are_spread_over_the_text_and_not_over_the_canvas():
+    tokens = tiny.programs(3, 40)
+    for number, length in enumerate((8, 16, 40)):
+        tokens[number, length:] = EOS
+    hidden = {"canvas": [], "text": []}
+    for pace, counts in hidden.items():
+        how = decoding(40, num_calls=8, pace=pace, eos_id=EOS)
+        made = decode(
+            surest_of_the_filling(tokens), empty_canvas(3, how), how, streams=tiny.streams(3),
+            on_call=lambda tokens, *_, counts=counts: counts.append((tokens == MASK).sum(dim=1).tolist()),
+        )  # fmt: skip
+        assert torch.equal(made.tokens, tokens)
+    assert [row[0] for row in hidden["canvas"]][:2] == [35, 0]  # 5 tokens a call, so 8 take two calls
+    assert [row[0] for row in hidden["text"]] == [39, 38, 37, 36, 35, 34, 33, 0]  # one token a call
+    assert [row[1] for row in hidden["text"]] == [38, 36, 34, 32, 30, 28, 26, 0]
+    assert [row[2] for row in hidden["text"]] == [row[2] for row in hidden["canvas"]]
 
 
 def surest_of_the_filling(tokens):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
@@ -23,13 +24,28 @@ class RevealStep(NamedTuple):
     calls_left: int | Int[Tensor, ""]  # in this block, this call included
     calls_per_block: int
     streams: Streams
+    after_end: Positions | None = (
+        None  # hidden positions that have no calls of their own: the last call fills them
+    )
+    apart: int = 0  # no two tokens within this distance are chosen together, where enough others are left
 
     def quota(self) -> Int[Tensor, "B"]:
         """Return how many tokens each sample reveals in this call: an even split, larger parts first.
 
         Equal to LLaDA's table (10 tokens in 4 calls: 3, 3, 2, 2), for any number of given tokens.
         """
-        return -(-self.hidden.sum(dim=1) // self.calls_left)
+        return -(-self.num_due() // self.calls_left)
+
+    def num_due(self) -> Int[Tensor, "B"]:
+        """Return how many hidden positions the calls that are left share."""
+        if self.after_end is None:
+            return self.hidden.sum(dim=1)
+        return (self.hidden & ~(self.after_end & (self.calls_left != 1))).sum(dim=1)
+
+    def best(self, score: Float[Tensor, "B N"], count: Int[Tensor, "B"]) -> Positions:
+        """Return the `count` hidden positions of highest score in each row."""
+        score = far_apart(score, among=self.hidden, distance=self.apart) if self.apart else score
+        return highest(score, among=self.hidden, count=count)
 
 
 @runtime_checkable
@@ -63,7 +79,7 @@ class MostConfident:
     may_finish_early: ClassVar[bool] = False
 
     def __call__(self, step: RevealStep) -> Positions:
-        return _visible(step) | highest(step.log_prob, among=step.hidden, count=step.quota())
+        return _visible(step) | step.best(step.log_prob, step.quota())
 
 
 @dataclass(frozen=True)
@@ -75,7 +91,7 @@ class AtRandom:
 
     def __call__(self, step: RevealStep) -> Positions:
         score = step.streams.at("order").uniform(step.hidden.shape[1])
-        return _visible(step) | highest(score, among=step.hidden, count=step.quota())
+        return _visible(step) | step.best(score, step.quota())
 
 
 @dataclass(frozen=True)
@@ -90,7 +106,7 @@ class NoisyConfidence:
     may_finish_early: ClassVar[bool] = False
 
     def __call__(self, step: RevealStep) -> Positions:
-        return _visible(step) | highest(_noisy(step, self.noise), among=step.hidden, count=step.quota())
+        return _visible(step) | step.best(_noisy(step, self.noise), step.quota())
 
 
 @dataclass(frozen=True)
@@ -106,7 +122,7 @@ class AboveThreshold:
 
     def __call__(self, step: RevealStep) -> Positions:
         confident = step.hidden & (step.log_prob.exp() > self.threshold)
-        return _visible(step) | confident | highest(step.log_prob, among=step.hidden, count=step.quota())
+        return _visible(step) | confident | step.best(step.log_prob, step.quota())
 
 
 @dataclass(frozen=True)
@@ -140,11 +156,13 @@ class RemaskByConfidence:
         visible, quota = _visible(step), step.quota()
         num_visible = visible.sum(dim=1)
         share = num_visible * (step.calls_left - 1) // step.calls_per_block
-        remasked = torch.minimum(share, step.hidden.sum(dim=1) - quota)  # each needs a proposal to replace it
+        remasked = torch.minimum(share, step.num_due() - quota)  # each needs a proposal to replace it
         order = step.streams.at("stay").uniform(visible.shape[1])
         kept = highest(order, among=visible, count=num_visible - remasked)
-        return kept | highest(_noisy(step, self.noise), among=step.hidden, count=quota + remasked)
+        return kept | step.best(_noisy(step, self.noise), quota + remasked)
 
+
+_FIRST = 1e6  # more than any difference of log-probabilities
 
 RULES: dict[str, RevealRule] = {  # `crocodil.processes.plan` has the names alone
     "confidence": MostConfident(),
@@ -161,6 +179,16 @@ def highest(score: Float[Tensor, "B N"], *, among: Positions, count: Int[Tensor,
     rank = torch.arange(score.shape[1], device=score.device).expand_as(order)
     is_high = torch.zeros_like(among).scatter(1, order, rank < count[:, None])
     return among & is_high
+
+
+def far_apart(score: Float[Tensor, "B N"], *, among: Positions, distance: int) -> Float[Tensor, "B N"]:
+    """Rank the positions without a better one within `distance` before all others (decision D47).
+
+    Neighbours depend on each other most, and tokens that are revealed together do not see each other.
+    """
+    score = score.double().masked_fill(~among, -torch.inf)
+    best_nearby = F.max_pool1d(score[:, None], 2 * distance + 1, stride=1, padding=distance)[:, 0]
+    return score + _FIRST * (score >= best_nearby)
 
 
 def _visible(step: RevealStep) -> Positions:
@@ -211,6 +239,11 @@ def hold_back_eos(log_prob: Float[Tensor, "B N"], *, is_eos: Positions, hidden: 
     """
     least_so_far = log_prob.masked_fill(~hidden, 0).cummin(dim=1).values  # no log-probability is above 0
     return log_prob.where(~is_eos, least_so_far)
+
+
+def after_proposed_end(proposed: TokenIds, *, hidden: Positions, eos_id: int) -> Positions:
+    """Return the hidden positions from which on only EOS is proposed, or visible, up to the end of the canvas."""
+    return hidden & (proposed == eos_id).flip(1).long().cummin(dim=1).values.flip(1).bool()
 
 
 def fill_after_eos(tokens: TokenIds, *, may_end: Positions, mask_id: int, eos_id: int) -> TokenIds:

@@ -6,10 +6,11 @@ torch.
 """
 
 from dataclasses import field, fields, replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from crocodil.processes.plan import RULE_NAMES, DecodePlan, rule_name
 from crocodil.runtime.config import (
+    Amount,
     Guidance,
     Length,
     PagScale,
@@ -22,6 +23,8 @@ from crocodil.runtime.config import (
     checked_by,
     config,
 )
+
+Pace: TypeAlias = Literal["canvas", "text"]
 
 if TYPE_CHECKING:
     from crocodil.processes.reveal import RevealRule
@@ -65,6 +68,13 @@ class Decoding:
     corrector: Share = knob(
         0.0, "Share of the calls that correct: each masks a tenth of the text again and predicts it anew."
     )  # D45
+    pace: Pace = knob(
+        "canvas",
+        "Spread the calls evenly over the canvas, or over the text before its predicted end: canvas, text.",
+    )  # D46
+    apart: Amount = knob(
+        0, "Reveal no two tokens within this distance in one call, as long as there are enough others."
+    )  # D47
     eos_last: bool = True  # reveal no EOS token before the tokens in front of it
 
     def plan(self, length: int) -> DecodePlan:

@@ -22,6 +22,7 @@ from crocodil.processes.reveal import (
     AboveThreshold,
     RevealRule,
     RevealStep,
+    after_proposed_end,
     before_given_text,
     fill_after_eos,
     hold_back_eos,
@@ -71,7 +72,7 @@ def decode(
     engine, rule = engine or PLAIN, reveal_rule(decoding)
     reads_values = canvas.device.type == "cpu" or rule.may_finish_early
     state, last_rows = State(canvas, registers, streams, spent), 0
-    for call in planned_calls(canvas, plan, rule, decoding.corrector_calls(plan.calls_per_block)):
+    for call in planned_calls(canvas, plan, decoding):
         refreshes = refresh is not None and call.index in refresh_at
         if reads_values or refreshes or call.num_rows != last_rows:
             state.drop_finished()
@@ -120,12 +121,10 @@ class PlannedCall:
         return _hidden(self.bounds, tokens, mask_id)
 
 
-def planned_calls(
-    canvas: Canvas, plan: DecodePlan, rule: RevealRule, corrector_calls: int = 0
-) -> Iterator[PlannedCall]:
+def planned_calls(canvas: Canvas, plan: DecodePlan, decoding: Decoding) -> Iterator[PlannedCall]:
     first = _first_planned(canvas, plan)
     maskable = (canvas.masked() | canvas.restricted())[:, first:]
-    num_rows = rows_per_call(maskable, plan, rule, corrector_calls)
+    num_rows = rows_per_call(maskable, plan, decoding)
     bounds = torch.tensor(
         [(call.index, first + call.block_start, first + call.block_end, call.calls_left) for call in plan.calls()],
         device=canvas.device,
@@ -134,8 +133,10 @@ def planned_calls(
         yield PlannedCall(index, rows, bounds[index])
 
 
-def rows_per_call(masked: Positions, plan: DecodePlan, rule: RevealRule, corrector_calls: int = 0) -> list[int]:
+def rows_per_call(masked: Positions, plan: DecodePlan, decoding: Decoding) -> list[int]:
     """Return an upper bound of the hidden positions per sample at each call, in eighths of a block."""
+    corrector_calls = decoding.corrector_calls(plan.calls_per_block)
+    falls = reveal_rule(decoding).reveals_quota and decoding.pace == "canvas"  # the end of a text is not known
     per_block = masked.unflatten(1, (plan.num_blocks, plan.block_size)).sum(dim=2).amax(dim=0).tolist()
     unit = -(-plan.block_size // ROW_COUNTS)
     num_rows = []
@@ -143,7 +144,7 @@ def rows_per_call(masked: Positions, plan: DecodePlan, rule: RevealRule, correct
         masked_again = -(-num_hidden // CORRECTED_PART) if corrector_calls else 0
         for calls_left in range(plan.calls_per_block, 0, -1):
             num_rows.append(min(-(-num_hidden // unit) * unit, plan.block_size))
-            if rule.reveals_quota:
+            if falls:
                 num_hidden -= -(-num_hidden // max(calls_left - corrector_calls, 1))
                 num_hidden = max(num_hidden, masked_again)
     return num_rows
@@ -250,11 +251,16 @@ def reveal(
     is_finite = log_prob.isfinite().all()
     if config.eos_id is not None and config.decoding.eos_last:
         log_prob = hold_back_eos(log_prob, is_eos=hidden & (proposed == config.eos_id), hidden=hidden)
+    after_end = None
+    if config.eos_id is not None and config.decoding.pace == "text":
+        after_end = after_proposed_end(proposed, hidden=hidden, eos_id=config.eos_id)
     was_hidden = hidden.any(dim=1)  # samples whose block is complete do not change
     is_open = _in_block(bounds, tokens) & ~given & was_hidden[:, None]
     left_to_fill = (calls_left - config.corrector_calls).clamp(min=1)
     calls_to_fill = config.calls_per_block - config.corrector_calls
-    step = RevealStep(log_prob, hidden, is_open, left_to_fill, calls_to_fill, streams)
+    step = RevealStep(
+        log_prob, hidden, is_open, left_to_fill, calls_to_fill, streams, after_end, config.decoding.apart
+    )
     tokens = proposed.masked_fill(is_open & ~config.rule(step), config.mask_id)
     if config.eos_id is not None:
         tokens = fill_after_eos(tokens, may_end=~given, mask_id=config.mask_id, eos_id=config.eos_id)
