@@ -25,6 +25,7 @@ from crocodil.runtime.atomic import locked, whole_directory
 from crocodil.runtime.distributed import Ranks
 from crocodil.training import checkpointing
 from crocodil.training.data import _open_bank
+from crocodil.training.journal import read_rows
 from crocodil.training.loop import initial_state, train
 from crocodil.training.record import read_checksummed, write_checksummed
 from crocodil.training.run import run_stage
@@ -226,14 +227,26 @@ def test_settings_that_change_no_step_may_change(corpus, stopped, tmp_path):
     assert run_stage("base", run, Workspace(corpus, tmp_path / "run", tmp_path / "run"), resume=True)
 
 
-def test_without_decay_a_stage_may_be_extended(corpus, tmp_path):
+def test_a_stage_may_be_prolonged_or_brought_to_its_end_until_its_learning_rate_decays(corpus, tmp_path):
     workspace = Workspace(corpus, tmp_path, tmp_path)
-    run = with_changes(quick(corpus), ["base_loop.decay_share=0.0"])
-    assert not run_stage("base", run, workspace, max_minutes=1e-9)
-    longer = with_changes(run, ["base_loop.num_steps=9"])
-    assert not run_stage("base", longer, workspace, resume=True, max_minutes=1e-9)
+
+    def resume(*changes, resume=True, max_minutes=1e-9):  # one step
+        run = with_changes(quick(corpus), [f"base_loop.{change}" for change in changes])
+        return run_stage("base", run, workspace, resume=resume, max_minutes=max_minutes)
+
+    assert not resume("decay_share=0.0", resume=False)
+    assert not resume("decay_share=0.0", "num_steps=9")
     with pytest.raises(ValueError, match="base is already at step 2: num_steps must not be less"):
-        run_stage("base", with_changes(run, ["base_loop.num_steps=1"]), workspace, resume=True)
+        resume("decay_share=0.0", "num_steps=1")
+    with pytest.raises(ValueError, match=r"started with base_loop\.num_steps=9, not 4"):  # it would have decayed
+        resume("decay_share=1.0", "num_steps=4")
+    assert not resume("decay_share=0.5", "num_steps=4")  # steps 3 and 4 decay
+    with pytest.raises(ValueError, match=r"started with base_loop\.num_steps=4, not 9"):  # step 3 has decayed
+        resume("decay_share=0.0", "num_steps=9")
+    assert resume("decay_share=0.5", "num_steps=4", max_minutes=None)
+    rates = [row["learning_rate"] for row in read_rows(tmp_path / "base") if "learning_rate" in row]
+    whole = replace(quick(corpus).base_loop, num_steps=4, decay_share=0.5)
+    assert rates == pytest.approx([whole.learning_rate_at(step) for step in range(4)])
 
 
 def other_corpus(corpus, directory):

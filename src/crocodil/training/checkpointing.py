@@ -68,6 +68,10 @@ def checkpoints_in(root: Path) -> list[Path]:
     return sorted(root.glob("step-*"))
 
 
+def step_of(checkpoint: Path) -> int:
+    return int(checkpoint.name.removeprefix("step-"))
+
+
 def restore(state: TrainState, root: Path) -> bool:
     """Load the newest undamaged checkpoint; return False if there are no checkpoints.
 

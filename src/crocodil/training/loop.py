@@ -22,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 from crocodil.runtime.config import Amount, Count, Decay, Positive, Seed, Share, Weight, config
 from crocodil.runtime.distributed import Ranks, full_tensor, local_shard, shard
 from crocodil.runtime.progress import progress
-from crocodil.training.checkpointing import TrainState, checkpoints_in, restore, save
+from crocodil.training.checkpointing import TrainState, checkpoints_in, restore, save, step_of
 from crocodil.training.journal import Journal, StepResult, metrics_log
 from crocodil.training.optimisers import Muon, hidden_matrices
 from crocodil.training.work import Work, matrix_rate
@@ -126,8 +126,7 @@ def train(
     state = initial_state(stage, config, ranks)
     if resume:
         restore(state, out / "checkpoints")
-        if state.step > config.num_steps:
-            raise ValueError(f"{out} is already at step {state.step}: num_steps must not be less")
+        check_num_steps(config, state.step, out)
     deadline, first_step = time.monotonic() + 60 * (max_minutes or math.inf), state.step
     with (
         metrics_log(out, state.step, written=ranks.is_main) as log,
@@ -158,6 +157,16 @@ def train(
 def has_checkpoints(out: Path) -> bool:
     """Whether a stage has a checkpoint to resume from."""
     return bool(checkpoints_in(out / "checkpoints"))
+
+
+def num_steps_done(out: Path) -> int:
+    """Return the step of the newest checkpoint of a stage; 0 if there is none."""
+    return max((step_of(checkpoint) for checkpoint in checkpoints_in(out / "checkpoints")), default=0)
+
+
+def check_num_steps(config: LoopConfig, num_done: int, out: Path) -> None:
+    if num_done > config.num_steps:
+        raise ValueError(f"{out} is already at step {num_done}: num_steps must not be less")
 
 
 def check_minutes(max_minutes: float | None) -> None:

@@ -1,10 +1,12 @@
 """The settings that a stage started with, in stage.json beside its checkpoints: it resumes with the same ones.
 
-Settings that only say when and how steps are computed may change. `num_steps` may not, since the learning rate of
-every step depends on it, unless there is no decay.
+Settings that only say when and how steps are computed may change. `num_steps` and `decay_share` may change until
+the learning rate begins to decay, since the steps so far are the same with both. So a run can be prolonged, or
+brought to its end, while its learning rate is constant.
 """
 
 import json
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, is_dataclass
 from hashlib import sha256
@@ -24,36 +26,52 @@ MAY_CHANGE = frozenset({
     "evaluate_every", "save_every", "keep_checkpoints",
     "num_accumulated", "compile_blocks", "recompute_blocks",
 })  # fmt: skip
+SCHEDULE = frozenset({"num_steps", "decay_share"})  # may change before the decay begins
 _REMOVED = frozenset({"record_steps"})  # fields of older versions that changed no step: their stages still resume
 
 
-def write_or_check_record(out: Path, settings: Any, sources: Mapping[str, str], *, started: bool) -> None:
+def write_or_check_record(
+    out: Path, settings: Any, sources: Mapping[str, str], *, started: bool, num_done: int = 0
+) -> None:
     """Write stage.json when a stage starts; when it resumes, refuse other settings or sources.
 
     `settings` is a config, or its fields by dotted names. `sources` are checksums of what the stage reads.
+    `num_done` is the number of steps before the stage resumes.
     """
     file = out / STAGE_FILE
     values = json.loads(json.dumps(flatten_config(settings), default=_to_text))
     current = {"settings": values, "sources": dict(sources)}
     if not started:
-        with whole_file(file) as unfinished:
-            write_checksummed(unfinished, current)
+        _write(file, current)
         return
     if not file.exists():
         raise ValueError(f"{file} is missing, so the stage's settings are unknown: restore it, {_START_AGAIN}")
     recorded = read_checksummed(file)
-    _check_settings(out, recorded.get("settings"), values)
+    schedules = _check_settings(out, recorded.get("settings"), values, num_done)
     for name in _differing(recorded.get("sources"), current["sources"], file):
         raise ValueError(f"{out} was started with another {name}: use that one, {_START_AGAIN}")
+    if schedules:
+        _write(file, {**recorded, "settings": {**recorded["settings"], **schedules}})
 
 
-def _check_settings(out: Path, recorded: Any, current: dict[str, Any]) -> None:
-    without_decay = {name for name, value in current.items() if name.endswith("decay_share") and not value}
-    may_change = {name.removesuffix("decay_share") + "num_steps" for name in without_decay}
+def _write(file: Path, values: Mapping[str, Any]) -> None:
+    with whole_file(file) as unfinished:
+        write_checksummed(unfinished, values)
+
+
+def _check_settings(out: Path, recorded: Any, current: dict[str, Any], num_done: int) -> dict[str, Any]:
+    """Refuse other settings, apart from those that may change; return the changed fields of schedules."""
+    differing = _differing(recorded, current, out / STAGE_FILE)
+    schedules = {
+        name: current[name]
+        for name in differing
+        if name.rpartition(".")[2] in SCHEDULE
+        and all(num_done <= _decay_begins(values, name.rpartition(".")[0]) for values in (recorded, current))
+    }
     names = [
         name
-        for name in _differing(recorded, current, out / STAGE_FILE)
-        if name not in may_change and name.rpartition(".")[2] not in MAY_CHANGE | _REMOVED
+        for name in differing
+        if name not in schedules and name.rpartition(".")[2] not in MAY_CHANGE | _REMOVED
     ]
     if names:
         first, others = names[0], len(names) - 1
@@ -62,6 +80,13 @@ def _check_settings(out: Path, recorded: Any, current: dict[str, Any]) -> None:
         raise ValueError(
             f"{out} was started with {first}={old}, not {new}{more}: resume with the old value, {_START_AGAIN}"
         )
+    return schedules
+
+
+def _decay_begins(settings: Mapping[str, Any], loop: str) -> float:
+    """Return the number of steps before the learning rate of a loop decays (`LoopConfig.learning_rate_at`)."""
+    share = settings[f"{loop}.decay_share"]
+    return round(settings[f"{loop}.num_steps"] * (1 - share)) if share else math.inf
 
 
 def _differing(recorded: Any, current: dict[str, Any], file: Path) -> list[str]:

@@ -29,7 +29,16 @@ from crocodil.training.adapting import (
 )
 from crocodil.training.checkpointing import TrainState
 from crocodil.training.data import REGISTERS_FILE, cache_registers
-from crocodil.training.loop import Stage, averaged_weights, check_minutes, check_ranks, has_checkpoints, train
+from crocodil.training.loop import (
+    Stage,
+    averaged_weights,
+    check_minutes,
+    check_num_steps,
+    check_ranks,
+    has_checkpoints,
+    num_steps_done,
+    train,
+)
 from crocodil.training.record import (
     STAGE_FILE,
     checksum_of,
@@ -209,7 +218,10 @@ def _start(name: str, run: Run, workspace: Workspace, *, resume: bool) -> None:
     sources = _source_checksums(name, workspace)
     if name == "base" and run.causal is not None:
         sources["causal model"] = checksum_of(run.causal.directory)
-    write_or_check_record(out, settings, sources, started=started)
+    num_done = num_steps_done(out)
+    if name in TRAINED_STAGES:
+        check_num_steps(getattr(run, f"{name}_loop"), num_done, out)
+    write_or_check_record(out, settings, sources, started=started, num_done=num_done)
     if name in TRAINED_STAGES:
         write_run_file(run, workspace.out)
 
