@@ -24,9 +24,7 @@ class RevealStep(NamedTuple):
     calls_left: int | Int[Tensor, ""]  # in this block, this call included
     calls_per_block: int
     streams: Streams
-    after_end: Positions | None = (
-        None  # hidden positions that have no calls of their own: the last call fills them
-    )
+    after_end: Positions | None = None  # hidden positions that only the last call has to fill
     apart: int = 0  # no two tokens within this distance are chosen together, where enough others are left
 
     def quota(self) -> Int[Tensor, "B"]:

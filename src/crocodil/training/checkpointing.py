@@ -69,7 +69,9 @@ def checkpoints_in(root: Path) -> list[Path]:
 
 
 def step_of(checkpoint: Path) -> int:
-    return int(checkpoint.name.removeprefix("step-"))
+    """Return the step of a checkpoint; 0 for a folder that is none."""
+    number = checkpoint.name.removeprefix("step-")
+    return int(number) if number.isdecimal() else 0
 
 
 def restore(state: TrainState, root: Path) -> bool:

@@ -85,8 +85,8 @@ def _check_settings(out: Path, recorded: Any, current: dict[str, Any], num_done:
 
 def _decay_begins(settings: Mapping[str, Any], loop: str) -> float:
     """Return the number of steps before the learning rate of a loop decays (`LoopConfig.learning_rate_at`)."""
-    share = settings[f"{loop}.decay_share"]
-    return round(settings[f"{loop}.num_steps"] * (1 - share)) if share else math.inf
+    num_steps, share = settings.get(f"{loop}.num_steps", 0), settings.get(f"{loop}.decay_share", 1.0)
+    return round(num_steps * (1 - share)) if share else math.inf
 
 
 def _differing(recorded: Any, current: dict[str, Any], file: Path) -> list[str]:
