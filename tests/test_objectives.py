@@ -90,6 +90,15 @@ def test_algorithm_1_shows_registers_at_the_cosine_of_the_paper():
     assert torch.equal(seen["registers"], clean)
 
 
+def test_the_noise_level_of_a_text_may_be_drawn_up_to_that_of_the_cosine():
+    seen, clean = seen_by_the_demasker(DemaskerObjective(uniform_noise=True), count=500)
+    level = (seen["registers"] - clean).square().mean(dim=(1, 2)).sqrt()
+    assert level.max() < 0.75 * 1.3  # 96 numbers each: the estimate of a level has an error of 7%
+    assert torch.allclose(
+        level.quantile(torch.tensor([0.25, 0.5, 0.75])), 0.75 * torch.tensor([0.25, 0.5, 0.75]), atol=0.06
+    )
+
+
 def test_algorithm_1_replaces_registers_by_noise_of_their_norm_at_its_rate():
     objective = DemaskerObjective(noise_prefix_rate=0.75, register_cosine=1.0)
     seen, clean = seen_by_the_demasker(objective, count=500)

@@ -686,6 +686,15 @@ def test_registers_are_drawn_through_the_shifted_times_of_training():
         assert torch.allclose(shifted, shifted_time(time, shift=2.5))
 
 
+def test_noise_on_drawn_registers_is_added_after_the_draw():
+    clean, noisy = (
+        draw_registers(tiny.denoiser(), replace(DRAWING, register_noise=std), streams=tiny.streams(50))
+        for std in (0.0, 0.5)
+    )
+    assert (noisy.registers - clean.registers).std().item() == pytest.approx(0.5, abs=0.02)
+    assert noisy.cost == clean.cost
+
+
 @pytest.mark.parametrize("self_conditioned", [False, True])
 def test_perturbed_attention_guidance_moves_away_from_identity_attention(self_conditioned):
     """Decision D33: the registers move to the guided prediction; self-conditioning sees the plain one."""

@@ -40,6 +40,7 @@ class DemaskerObjective:
     """Options of Algorithm 1; the paper's ablations are other values of these fields."""
 
     register_cosine: Cosine = 0.8  # Alg. 1, line 5; 1 trains without register noise (Fig. 7)
+    uniform_noise: bool = False  # draw each text's noise level between 0 and that of `register_cosine` (D48)
     all_mask_rate: Share = 0.25  # App. C, "all-mask utilization schedule"
     nested_dropout: bool = True  # App. C
     prefix_ends_with_block: bool = False  # draw k only from the ends of blocks (decision D2)
@@ -145,7 +146,9 @@ def guided_loss(
         registers = replace_by_noise(
             registers, rate=objective.noise_prefix_rate, streams=streams.at("noise prefix")
         )
-    std = noise_std_for_cosine(objective.register_cosine)
+    std: float | Tensor = noise_std_for_cosine(objective.register_cosine)
+    if objective.uniform_noise:
+        std = std * streams.at("noise level").uniform(1, 1)
     noisy_registers = perturb(registers, std=std, streams=streams.at("register noise"))  # line 5
     prefix_length = sample_visible_registers(registers.shape[1], objective, streams.at("prefix"))
     logits = demasker(noisy_tokens, noisy_registers, prefix_length=prefix_length, rows=hidden)

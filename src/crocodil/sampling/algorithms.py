@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from crocodil.processes.gaussian import OnStep, block_offsets, ddim, ddim_times
-from crocodil.processes.registers import block_index, normalise
+from crocodil.processes.registers import block_index, normalise, perturb
 from crocodil.runtime.devices import check_finite
 from crocodil.sampling.configs import Decoding, Drawing
 from crocodil.sampling.cost import NO_COST, Cost
@@ -68,6 +68,8 @@ def draw_registers(
     )
     registers = normalise(registers if unstandardise is None else unstandardise(registers))
     check_finite(registers, "the prior's registers")
+    if drawing.register_noise:
+        registers = perturb(registers, std=drawing.register_noise, streams=streams.at("register noise"))
     return Draw(registers, Cost(denoiser_calls=num_steps * drawing.calls_per_step))
 
 

@@ -19,6 +19,7 @@ from crocodil.runtime.config import (
     Steps,
     Temperature,
     TopP,
+    Weight,
     Width,
     checked_by,
     config,
@@ -108,6 +109,9 @@ class Drawing:
     autoguidance: Guidance = knob(
         1.0, "Guidance of the prior away from the model's weak prior; any value but 1 adds a call per step."
     )  # D43
+    register_noise: Weight = knob(
+        0.0, "Standard deviation of noise on drawn registers: the demasker trusts them less."
+    )  # D48
     num_registers: Width | None = knob(None, "Guide with the first registers only. Default: all that are drawn.")
     refresh_at: tuple[Share, ...] = (0.5,)  # ConWithinDisc draws again after these shares of the calls (D9)
     largest_offset: Share = 0.1  # of the block offsets; must be as in training (D4)
