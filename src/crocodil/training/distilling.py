@@ -225,7 +225,7 @@ class DistilledStage:
             draw = teacher.draw(condition, drawing, validation.NUM_DRAW_STEPS, streams)
             self._teacher_draws[suffix] = draw
         metrics = {}
-        for num_steps in sorted({1, 2, self.objective.draw_steps}):
+        for num_steps in sorted({1, self.objective.draw_steps}):
             drawn = draw_registers(
                 student if condition is None else partial(student, condition=condition),
                 drawing,
