@@ -242,7 +242,7 @@ def on_this_cpu(demasker, encoder, prior, conditional) -> None:
             decoding, canvas = in_random_order(calls), canvas_of(demasker.config.backbone, batch, 256, "cpu")
             streams = Streams.of("bench", samples=range(batch))
 
-            def refresh(tokens, drawn):
+            def refresh(tokens, registers, drawn):
                 condition_kv = conditional.cross_attention_kv(encoder(tokens, hidden=tokens == canvas.mask_id))
                 return draw_from(conditional, 32, condition_kv=condition_kv, streams=drawn)
 

@@ -42,7 +42,7 @@ def clear_decode(
         call_streams = streams.at("call", call.index)
         masked = tokens == mask_id
         if refresh is not None and call.index in refresh_at and masked.any():
-            registers, cost = refresh(tokens, call_streams.at("refresh"))
+            registers, cost = refresh(tokens, registers, call_streams.at("refresh"))
             charge(cost, masked.any(dim=1))
         block = torch.zeros_like(masked)
         block[:, first + call.block_start : first + call.block_end] = True

@@ -90,7 +90,7 @@ def test_recorded_calls_give_the_same_samples(rule):
             lambda streams: draw_registers(
                 denoiser, Drawing(pag_scale=1.0), streams=streams, engine=engine, **options
             ),
-            lambda tokens, streams: draw_registers(
+            lambda tokens, registers, streams: draw_registers(
                 denoiser,
                 Drawing(pag_scale=1.0),
                 condition_kv=condition_kv(streams),

@@ -8,9 +8,11 @@ from tiny import CONDITIONAL, MASK, NUM_REGISTERS
 from crocodil.models.register_denoiser import RegisterDenoiser
 from crocodil.objectives import (
     DemaskerObjective,
+    DistilObjective,
     PriorObjective,
     base_loss,
     conditional_prior_loss,
+    distilled_loss,
     guided_loss,
     prior_loss,
     sample_visible_registers,
@@ -23,6 +25,7 @@ def losses():
     """Every objective as a function of a batch of tokens and its streams."""
     base, demasker, encoder = tiny.llada(), tiny.demasker(), tiny.encoder()
     prior, conditional = tiny.denoiser(), tiny.denoiser(CONDITIONAL)
+    student = tiny.denoiser(replace(prior.config, flow_map=True))
 
     def encode(tokens, hidden):
         return encoder(tokens, hidden=hidden)
@@ -38,6 +41,10 @@ def losses():
         ),
         "Algorithm 5": lambda tokens, streams: prior_loss(
             prior, encoder(tokens), objective=PriorObjective(), streams=streams
+        ),
+        "distillation": lambda tokens, streams: distilled_loss(
+            lambda noisy, time, end_time: student(noisy, time, end_time=end_time), prior, encoder(tokens),
+            objective=DistilObjective(), prior_objective=PriorObjective(), streams=streams,
         ),
     }  # fmt: skip
 

@@ -172,6 +172,16 @@ def test_more_refreshes_cost_more_and_other_registers_come_out(pipe):
     assert not torch.equal(once.registers, often.registers)
 
 
+def test_a_refresh_of_the_registers_in_use_costs_as_much_as_one_from_noise(pipe):
+    knobs = {"calls": 4, "num_registers": 2, "refresh_steps": 1}
+    fresh, begun = (pipe.generate(2, **knobs, refresh_from=share) for share in (1.0, 0.4))
+    first = pipe.generate(2, method="conthendisc", **knobs)
+    assert begun.cost == fresh.cost
+    assert begun.registers.shape == (2, 2, pipe.demasker.config.register_width)
+    moved = [(made.registers - first.registers).square().mean() for made in (begun, fresh)]
+    assert 0 < moved[0] < moved[1]
+
+
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize(
     "given", [Given(prefix="def q"), Given(suffix=" total"), Given(prefix="def q", suffix=" total")]

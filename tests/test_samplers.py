@@ -14,7 +14,15 @@ from torch.nn.functional import one_hot
 
 from crocodil.checkpoints.llada import load_llada
 from crocodil.processes.categorical import Allowed
-from crocodil.processes.gaussian import Denoised, block_offsets, ddim, ddim_times, shifted_time
+from crocodil.processes.gaussian import (
+    Denoised,
+    add_noise,
+    block_offsets,
+    ddim,
+    ddim_times,
+    effective_time,
+    shifted_time,
+)
 from crocodil.processes.plan import DecodePlan
 from crocodil.processes.registers import block_index, normalise
 from crocodil.processes.reveal import (
@@ -216,7 +224,7 @@ def test_refreshes_in_a_batch_are_those_of_each_sample_alone_even_where_blocks_f
     def draw(streams):
         return draw_registers(denoiser, DRAWING, streams=streams)
 
-    def redraw(tokens, streams):
+    def redraw(tokens, registers, streams):
         condition = encoder(tokens, hidden=tokens == MASK)
         return draw_registers(
             lambda noisy, time: denoiser(noisy, time, condition=condition), DRAWING, streams=streams
@@ -273,7 +281,7 @@ def test_the_loop_equals_the_clear_one_token_for_token_and_call_for_call(case, i
         given = tiny.streams(6, "given").uniform(canvas.shape[1]) < 0.3
         canvas = torch.where(given, tiny.programs(6, canvas.shape[1]), canvas)
 
-    def refresh(tokens, drawn):
+    def refresh(tokens, registers, drawn):
         return Draw(drawn.normal(NUM_REGISTERS, REGISTER_WIDTH) + (tokens == MASK).sum(dim=1)[:, None, None], COST)
 
     how_else = {"registers": tiny.bank(6), "streams": streams, "refresh": refresh, "refresh_at": {2}}
@@ -702,7 +710,7 @@ def test_perturbed_attention_guidance_moves_away_from_identity_attention(self_co
     drawing, streams = replace(DRAWING, pag_scale=1.5), tiny.streams(2)
     offsets, condition = block_offsets(block_index(NUM_REGISTERS), largest=0.1), tiny.bank(2)
 
-    def denoise(registers, time, last_prediction):
+    def denoise(registers, time, next_time, last_prediction):
         options = {"condition": condition} | ({"guess": last_prediction} if self_conditioned else {})
         prediction = denoiser(registers, time, **options)
         perturbed = denoiser(registers, time, **options, identity_attention=torch.tensor([True, True]))
@@ -735,7 +743,7 @@ def test_self_conditioning_guidance_moves_from_the_prediction_without_a_guess_th
             (0.0, 3 * plain - 2 * without),
             (1.5, 4.5 * plain - 2 * without - 1.5 * alone),
         ):
-            guided = GuidedDenoiser(denoiser, pag_scale, True, 3.0)(noisy, time, guess, kv)
+            guided = GuidedDenoiser(denoiser, pag_scale, True, 3.0)(noisy, time, time, guess, kv)
             assert torch.allclose(guided.clean, expected, atol=1e-4)
             assert torch.allclose(guided.prediction, plain, atol=1e-5)
     options = {"condition_kv": kv, "self_conditioned": True}
@@ -751,6 +759,28 @@ def test_self_conditioning_guidance_moves_from_the_prediction_without_a_guess_th
     assert Drawing(pag_scale=1.0, self_cond_scale=0.0).calls_per_step == 3
     with pytest.raises(ValueError, match="self_cond_scale needs a self-conditioned prior"):
         draw_registers(tiny.denoiser(), replace(DRAWING, self_cond_scale=3.0), streams=streams)
+
+
+def test_a_refresh_can_start_from_the_registers_that_it_replaces():
+    """Decision D50: they are noised to a share of the way to pure noise, which is where the steps begin."""
+    denoiser, streams, replaced = tiny.denoiser(), tiny.streams(3), normalise(tiny.bank(3))
+    offsets = block_offsets(block_index(NUM_REGISTERS), largest=0.1)
+
+    def drawn(share, **options):
+        drawing = replace(DRAWING, refresh_from=share)
+        return draw_registers(denoiser, drawing, streams=streams, num_steps=2, replaced=replaced, **options)
+
+    time = effective_time(torch.full((3,), -0.1 + 0.3 * 1.1), offsets)
+    start = add_noise(replaced, time, streams.at("noise").normal(NUM_REGISTERS, REGISTER_WIDTH))
+    denoise = GuidedDenoiser(denoiser)
+    with torch.no_grad():
+        expected = normalise(ddim(denoise, start, [0.23, 0.065, -0.1], offsets=offsets))
+    assert torch.allclose(drawn(0.3).registers, expected, atol=1e-4)
+    assert drawn(0.3).cost == Cost(denoiser_calls=2)
+    anew = draw_registers(denoiser, DRAWING, streams=streams, num_steps=2).registers
+    assert torch.equal(drawn(1.0).registers, anew)
+    with pytest.raises(ValueError, match="refresh_from below 1 needs two priors of equally many registers"):
+        draw_registers(denoiser, replace(DRAWING, refresh_from=0.5), streams=streams, replaced=replaced[:, 1:])
 
 
 def test_con_then_disc_draws_registers_and_decodes_them():
@@ -780,8 +810,10 @@ def test_con_within_disc_refreshes_the_registers_given_the_tokens_found_so_far(f
         seen.append(registers)
         return perfect(tokens)(noisy_tokens, registers, places)
 
-    def redraw(noisy_tokens, streams):
+    def redraw(noisy_tokens, registers, streams):
         refreshed.append((len(seen), int((noisy_tokens == MASK).sum())))
+        current = second if len(refreshed) > 1 else None if fractions == (0,) else first
+        assert registers is current  # those that are replaced
         return Draw(second, Cost(denoiser_calls=32, encoder_calls=1))
 
     samples = con_within_disc(
@@ -797,7 +829,7 @@ def test_con_within_disc_refreshes_the_registers_given_the_tokens_found_so_far(f
 def test_registers_that_are_drawn_before_the_first_call_guide_as_strongly_as_others():
     how, denoiser = decoding(guidance=2.0), tiny.denoiser()
 
-    def redraw(tokens, streams):
+    def redraw(tokens, registers, streams):
         return draw_registers(denoiser, DRAWING, streams=streams)
 
     def draw(streams):
@@ -824,7 +856,7 @@ def test_con_then_disc_is_con_within_disc_without_refresh():
 
     then = con_then_disc(draw, demask, canvas, how, streams=tiny.streams(3))
     within = con_within_disc(
-        draw, lambda tokens, streams: draw(streams), demask, canvas, how,
+        draw, lambda tokens, registers, streams: draw(streams), demask, canvas, how,
         streams=tiny.streams(3), refresh_at=(),
     )  # fmt: skip
     assert torch.equal(then.tokens, within.tokens)
@@ -835,7 +867,7 @@ def test_a_refresh_outside_the_decoding_is_refused():
     how = decoding()
     with pytest.raises(ValueError, match="refresh_at holds shares of the calls, from 0 to below 1"):
         con_within_disc(
-            lambda streams: Draw(tiny.bank(1), Cost()), lambda tokens, streams: Draw(tiny.bank(1), Cost()),
+            lambda streams: Draw(tiny.bank(1), Cost()), lambda *_: Draw(tiny.bank(1), Cost()),
             Guided(tiny.demasker()), how.canvas(1), how.decoding,
             streams=tiny.streams(1), refresh_at=(1.0,),
         )  # fmt: skip

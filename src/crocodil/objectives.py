@@ -1,11 +1,11 @@
-"""Training losses: plain masked diffusion and Algorithms 1, 4 and 5, one function each.
+"""Training losses: plain masked diffusion, Algorithms 1, 4 and 5, and distillation, one function each.
 
 Each function takes one batch and one stream of random numbers per sample, and returns the loss. Optimisers,
 files and the training loop are elsewhere.
 """
 
 from collections.abc import Callable, Sequence
-from itertools import islice
+from itertools import islice, pairwise
 from typing import Literal, TypeAlias
 
 import torch
@@ -16,7 +16,16 @@ from torch import Tensor
 from crocodil.models.demasker import Demasker
 from crocodil.models.llada import Embeddings, LLaDA
 from crocodil.models.register_denoiser import RegisterDenoiser
-from crocodil.processes.gaussian import add_noise, block_offsets, effective_time, sample_base_time
+from crocodil.processes.gaussian import (
+    Denoise,
+    Offsets,
+    add_noise,
+    block_offsets,
+    ddim_step,
+    effective_time,
+    first_part,
+    sample_base_time,
+)
 from crocodil.processes.masking import Masked, bare_canvas, demasking_loss, mask_prob_at, mask_tokens, sample_given
 from crocodil.processes.registers import (
     block_index,
@@ -26,11 +35,13 @@ from crocodil.processes.registers import (
     sample_block_end,
     sample_prefix_length,
 )
-from crocodil.runtime.config import Amount, Cosine, Positive, Share, config
+from crocodil.runtime.config import Amount, Cosine, Guidance, PagScale, Positive, Share, Steps, config
 from crocodil.seeding import Streams
 from crocodil.shapes import PerSample, Positions, PrefixLength, RegisterBank, RegisterTime, TokenIds
 
 Encode: TypeAlias = Callable[[TokenIds, Positions | None], RegisterBank]  # (tokens, hidden positions) -> registers
+# A flow map: (z_t, t, end time) -> the prediction with which a DDIM step ends where the flow does
+Jump: TypeAlias = Callable[[RegisterBank, RegisterTime, RegisterTime], RegisterBank]
 Loss: TypeAlias = Float[Tensor, ""]
 AlignBy: TypeAlias = Literal["token", "position"]
 
@@ -61,6 +72,31 @@ class PriorObjective:
     given_rate: Share = 0.25  # how often only a prefix, suffix or both are visible (D24); 0 in the paper
     bare_rate: Share = 0.0  # share of a batch with a fully masked canvas, for one denoiser as both priors (D15)
     self_condition_rate: Share = 0.5  # share of a batch that is given a guess, if self-conditioned (D25)
+
+
+@config
+class DistilObjective:
+    """Options of stage distilled (decisions D51 and D52)."""
+
+    teachers: tuple[Literal["prior", "conditional"], ...] = ("prior", "conditional")  # which are distilled
+    draw_steps: Steps = 4  # of a draw, in the model that is exported
+    teacher_steps: Steps = 32  # a step of the teacher in training is this part of the way
+    teacher_calls: Steps = 4  # of these steps, how many begin a jump
+    pag_scale: PagScale = 0.0  # guidance of the teacher, which the student learns: D33,
+    self_cond_scale: Guidance = 1.0  # D42,
+    autoguidance: Guidance = 1.0  # and D43
+    same_time_rate: Share = 0.25  # how often the end time is the time itself: the teacher's own prediction
+    to_clean_rate: Share = 0.25  # how often a jump goes all the way
+    own_rate: Share = 0.5  # how often it starts where a jump of the student from pure noise ends
+
+    def __post_init__(self) -> None:
+        if not self.teachers or len(set(self.teachers)) < len(self.teachers):
+            raise ValueError("teachers should be prior, conditional, or each of them once")
+
+    @property
+    def guiding_calls(self) -> int:
+        """The predictions that guide one of the teacher."""
+        return (self.pag_scale != 0) + (self.self_cond_scale != 1) + (self.autoguidance != 1)
 
 
 def base_loss(
@@ -184,7 +220,7 @@ def conditional_prior_loss(
     noisy_registers, time = _diffuse(registers, objective, streams)  # lines 3-4
     num_bare = len(registers) - len(tokens)
     condition_streams = Streams(streams.keys[num_bare:])
-    condition = encode_condition(*_mask_condition(tokens, objective, mask_id, condition_streams))  # lines 5-6
+    condition = encode_condition(*mask_condition(tokens, objective, mask_id, condition_streams))  # lines 5-6
     keep = condition_streams.at("keep condition").uniform() >= objective.condition_drop_rate
     predicted = _denoise(denoiser, noisy_registers[num_bare:], time[num_bare:], objective, condition, keep)
     if num_bare:
@@ -194,6 +230,54 @@ def conditional_prior_loss(
     return F.mse_loss(predicted, registers)  # line 7
 
 
+def distilled_loss(
+    student: Jump,
+    teacher: Denoise,
+    registers: RegisterBank,
+    *,
+    objective: DistilObjective,
+    prior_objective: PriorObjective,
+    streams: Streams,
+) -> Loss:
+    """Distillation into a flow map: the student jumps from z_t to where the teacher's flow is at an earlier time.
+
+    The target joins a few DDIM steps of the teacher and the student's own jump over the rest (Kim et al., 2023,
+    arXiv:2310.02279, Eq. 9; with end time 0 and one step, Song et al., 2023, arXiv:2303.01469). Registers are in
+    the prior's units.
+    """
+    offsets = _offsets(registers, prior_objective)
+    base_times = _jump_times(offsets, objective, streams)
+    times = [effective_time(base, offsets, shift=prior_objective.time_shift) for base in base_times]
+    time, end = times[0], times[-1]
+    noise = streams.at("noise").normal(*registers.shape[1:])
+    noisy_registers = add_noise(registers, time, noise)
+    with torch.no_grad():
+        if objective.own_rate:
+            top = torch.ones_like(time)
+            drawn = ddim_step(noise, student(noise, top, time), top, time)
+            own = streams.at("own").uniform() < objective.own_rate
+            noisy_registers = torch.where(own[:, None, None], drawn, noisy_registers)
+        target, stepped = torch.zeros_like(noise), noisy_registers
+        for number, (now, then) in enumerate(pairwise(times)):
+            is_rest = number == objective.teacher_calls
+            predicted = student(stepped, now, then) if is_rest else teacher(stepped, now)
+            target = predicted.lerp(target, first_part(time, now, then)[..., None]) if number else predicted
+            stepped = ddim_step(stepped, predicted, now, then)
+    return F.mse_loss(student(noisy_registers, time, end), target)
+
+
+def _jump_times(offsets: Offsets, objective: DistilObjective, streams: Streams) -> list[PerSample]:
+    """Sample base times: where a jump starts, where each step of the teacher ends, and where the jump ends."""
+    clean = -offsets.max()
+    start = sample_base_time(offsets, streams=streams.at("time"))
+    share, kind = streams.at("end").uniform(), streams.at("kind").uniform()
+    share = share.masked_fill(kind < objective.same_time_rate + objective.to_clean_rate, 0.0)
+    share = share.masked_fill(kind < objective.same_time_rate, 1.0)
+    end = clean + share * (start - clean)
+    step = (1 - clean) / objective.teacher_steps
+    return [torch.maximum(start - number * step, end) for number in range(objective.teacher_calls + 1)] + [end]
+
+
 def _encoder_hidden(tokens: TokenIds, objective: DemaskerObjective, streams: Streams) -> Positions:
     """Sample the positions hidden from the encoder: none in most samples, a random share in the others."""
     chosen = streams.at("chosen").uniform() < objective.partial_rate
@@ -201,7 +285,7 @@ def _encoder_hidden(tokens: TokenIds, objective: DemaskerObjective, streams: Str
     return streams.at("places").uniform(tokens.shape[1]) < share[:, None]
 
 
-def _mask_condition(tokens: TokenIds, objective: PriorObjective, mask_id: int, streams: Streams) -> Masked:
+def mask_condition(tokens: TokenIds, objective: PriorObjective, mask_id: int, streams: Streams) -> Masked:
     """Mask the tokens that the condition is computed from."""
     given = sample_given(tokens.shape[1], objective.given_rate, streams=streams.at("given"))
     # If tokens are given, all others are hidden: decoding with given tokens starts like this.
@@ -257,9 +341,12 @@ def _diffuse(
     registers: RegisterBank, objective: PriorObjective, streams: Streams
 ) -> tuple[RegisterBank, Float[Tensor, "B K"]]:
     """Return z_s and the effective time of every register."""
-    num_registers, width = registers.shape[1:]
-    offsets = block_offsets(block_index(num_registers, registers.device), largest=objective.largest_offset)
+    offsets = _offsets(registers, objective)
     base_time = sample_base_time(offsets, streams=streams.at("time"))
     time = effective_time(base_time, offsets, shift=objective.time_shift)
-    noise = streams.at("noise").normal(num_registers, width)
+    noise = streams.at("noise").normal(*registers.shape[1:])
     return add_noise(registers, time, noise), time
+
+
+def _offsets(registers: RegisterBank, objective: PriorObjective) -> Offsets:
+    return block_offsets(block_index(registers.shape[1], registers.device), largest=objective.largest_offset)

@@ -23,7 +23,7 @@ OFFSETS = block_offsets(block_index(8), largest=0.1)
 def sampled(denoise, *args, **options):
     """DDIM with a denoiser that has neither guidance nor self-conditioning."""
 
-    def denoise_again(noisy, time, last_prediction):
+    def denoise_again(noisy, time, next_time, last_prediction):
         clean = denoise(noisy, time)
         return Denoised(clean, clean)
 

@@ -14,6 +14,7 @@ import torch
 
 from crocodil.checkpoints.format import load_model
 from crocodil.corpus.shards import Corpus
+from crocodil.objectives import DistilObjective
 from crocodil.presets.causal_starts import begin_as_causal
 from crocodil.presets.runs import tiny
 from crocodil.runtime.distributed import Ranks, process_group
@@ -23,7 +24,7 @@ from crocodil.training.run import run_stage
 from crocodil.training.run_config import CausalStart
 from crocodil.training.stage_setup import Workspace, base_stage, guided_stage
 
-STAGES = ("base", "guided", "registers", "prior", "conditional")
+STAGES = ("base", "guided", "registers", "prior", "conditional", "distilled")
 
 
 def short(corpus):
@@ -37,6 +38,7 @@ def short(corpus):
     loop = replace(run.base_loop, num_steps=4, save_every=2, evaluate_every=100)
     return replace(
         run, base_loop=loop, guided_loop=loop, prior_loop=loop, conditional_loop=loop, encoder_warmup_steps=2,
+        distilled_loop=replace(loop, num_steps=2), distil_objective=DistilObjective(draw_steps=1, teacher_calls=1),
         prior=replace(run.prior, standardised=True),
     )  # fmt: skip
 
@@ -90,7 +92,7 @@ def losses(directory):
     return [row["loss"] for row in rows if "loss" in row]
 
 
-@pytest.mark.parametrize("stage", ["base", "guided", "prior", "conditional"])
+@pytest.mark.parametrize("stage", ["base", "guided", "prior", "conditional", "distilled"])
 def test_the_loss_curve_does_not_depend_on_the_number_of_ranks(by_one, by_two, stage):
     assert losses(by_two / stage) == pytest.approx(losses(by_one / stage), rel=1e-4)
 

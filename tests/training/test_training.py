@@ -18,6 +18,9 @@ from typer.testing import CliRunner
 from crocodil import cli
 from crocodil.checkpoints.format import load_model
 from crocodil.corpus.shards import Corpus
+from crocodil.models.register_encoder import RegisterEncoder
+from crocodil.objectives import DistilObjective
+from crocodil.pipeline import Crocodil
 from crocodil.presets.runs import ABLATIONS, tiny
 from crocodil.runtime.distributed import Ranks
 from crocodil.training import checkpointing, validation
@@ -116,6 +119,74 @@ def test_lengths_take_turns_and_one_denoiser_can_be_both_priors(trained, corpus,
     assert np.allclose(statistics, [mean, std], atol=1e-6)  # each turn counts alike
     last = [row for row in rows(tmp_path / "conditional") if "loss" not in row][-1]
     assert {"valid mse at time 0.5, length 32", "valid mse at time 0.5, half visible, length 64"} < set(last)
+
+
+# ---------------------------------------------------------------- distilled priors
+
+
+def distilling(corpus, **objective):
+    """A few steps of stage distilled, with a guided teacher."""
+    run = tiny(corpus)
+    loop = replace(run.distilled_loop, num_steps=2, evaluate_every=100, batch_size=8, warmup_steps=0)
+    options = {"pag_scale": 1.0, "teacher_calls": 1, **objective}
+    return replace(run, distilled_loop=loop, distil_objective=DistilObjective(**options))
+
+
+def test_distilled_priors_resume_to_the_same_bits_and_become_the_priors_of_a_model(
+    trained, corpus, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(validation, "NUM_DRAW_STEPS", 2)  # most of the time of a short run
+    run, whole, parts = distilling(corpus), tmp_path / "whole", tmp_path / "parts"
+    assert run_stage("distilled", run, Workspace(corpus, whole, trained))
+    assert not run_stage("distilled", run, Workspace(corpus, parts, trained), max_minutes=1e-9)
+    assert run_stage("distilled", run, Workspace(corpus, parts, trained), resume=True)
+    assert equal(weights(parts / "distilled"), weights(whole / "distilled"))
+    last = [row for row in rows(whole / "distilled") if "loss" not in row][-1]
+    for part in ("prior", "conditional", "conditional, half visible"):
+        for steps in (1, 4):
+            assert 0 < last[f"valid distance to the teacher in {steps} steps of {part}"] < 2
+        assert f"valid recall of drawn registers of {part}" in last
+    for stage in ("base", "guided", "prior", "conditional"):
+        (whole / stage).symlink_to(trained / stage)
+    command = ["export", str(whole), "--data", str(corpus.directory), "--out"]
+    for out, options in (("student", []), ("teacher", ["--teachers"])):
+        made = CliRunner().invoke(cli.app, [*command, str(tmp_path / out), *options])
+        assert made.exit_code == 0, made.output
+    student, teacher = (Crocodil.from_pretrained(tmp_path / out, device="cpu") for out in ("student", "teacher"))
+    assert student.prior.config.flow_map
+    assert student.conditional.config.flow_map
+    assert (student.settings.drawing.prior_steps, student.settings.drawing.refresh_steps) == (4, 4)
+    assert (teacher.settings.drawing.prior_steps, teacher.prior.config.flow_map) == (128, False)
+    assert "| distilled | 2 | 8 |" in (tmp_path / "student" / "README.md").read_text()
+    made = student.generate(1, calls=2, prior_steps=2, refresh_steps=1, refresh_from=0.5)
+    assert made.cost.denoiser_calls == 3
+    with pytest.raises(ValueError, match="this prior is distilled, with its guidance inside"):
+        student.generate(1, calls=2, pag_scale=1.0)
+
+
+def test_distillation_comes_closer_to_the_teacher(trained, corpus, tmp_path, monkeypatch):
+    monkeypatch.setattr(validation, "NUM_DRAW_STEPS", 8)
+    run = distilling(corpus, teachers=("prior",), draw_steps=2, teacher_steps=8, own_rate=0.0)
+    run = replace(run, distilled_loop=replace(run.distilled_loop, num_steps=15, learning_rate=5e-3, batch_size=32))
+    assert run_stage("distilled", run, Workspace(corpus, tmp_path, trained))
+    first, last = [row for row in rows(tmp_path / "distilled") if "loss" not in row]
+    for steps in (1, 2):
+        name = f"valid distance to the teacher in {steps} steps of prior"
+        assert last[name] < 0.7 * first[name]
+
+
+def test_a_distillation_that_cannot_work_is_one_clear_line(trained, corpus, tmp_path):
+    workspace = Workspace(corpus, tmp_path, trained)
+    with pytest.raises(ValueError, match="stage prior trained no self-conditioned prior, use 1"):
+        run_stage("distilled", distilling(corpus, self_cond_scale=2.0), workspace)
+    with pytest.raises(ValueError, match="autoguidance of the teacher needs both weak_prior and"):
+        distilling(corpus, autoguidance=2.0)
+    with pytest.raises(ValueError, match="teachers should be prior, conditional, or each of them once"):
+        distilling(corpus, teachers=())
+    with pytest.raises(ValueError, match="flow_map is set: stage distilled makes a flow map"):
+        replace(tiny(corpus), prior=replace(tiny(corpus).prior, flow_map=True))
+    with pytest.raises(ValueError, match="prior/model/denoiser is missing: train stage prior first"):
+        run_stage("distilled", distilling(corpus), Workspace(corpus, tmp_path, tmp_path))
 
 
 # ---------------------------------------------------------------- the freezing schedule
@@ -363,7 +434,7 @@ def test_the_command_line_trains_resumes_shows_and_estimates(corpus, tmp_path):
     assert "valid top-1 at mask 0.5" in shown
     assert command.invoke(cli.app, ["train", "show", out]).output == shown  # the old form
     listed = command.invoke(cli.app, ["runs", "list", str(tmp_path)]).output
-    assert re.search(r"│ run\s+│ finished │ -\s+│ -\s+│ -\s+│ -\s+│", listed)
+    assert re.search(r"│ run\s+│ finished │ -\s+│ -\s+│ -\s+│ -\s+│ -\s+│", listed)
     for arguments, message in (
         (["train", "base", "--preset", "tiny", "--out", out], "--data .* and --out .* are required"),
         (["runs", "show", str(tmp_path)], "holds no run"),
@@ -390,3 +461,7 @@ def test_the_estimate_counts_the_parameters_that_are_trained(corpus):
     assert found["base"].trained == sum(p.numel() for p in stage.demasker.parameters())
     assert found["base"].tokens == 120 * 16 * 64
     assert found["conditional"].frozen > 0
+    assert found["distilled"].frozen == sum(found[stage].trained for stage in ("prior", "conditional")) + sum(
+        p.numel() for p in RegisterEncoder(run.encoder).parameters()
+    )
+    assert found["distilled"].flops > found["prior"].flops + found["conditional"].flops

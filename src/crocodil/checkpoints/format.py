@@ -1,7 +1,7 @@
 """This project's model format: config.json and model.safetensors in one folder.
 
-Version 2 renamed weights of the register denoiser; version 3 added fields to the configs. Older folders are read
-through a table of names and a table of defaults.
+Version 2 renamed weights of the register denoiser; versions 3 and 4 added fields to the configs. Older folders are
+read through a table of names and a table of defaults.
 """
 
 import dataclasses
@@ -34,7 +34,7 @@ from crocodil.runtime.atomic import whole_directory
 from crocodil.runtime.config import config_from_json, read_json
 
 FORMAT = "crocodil"
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 
 _KINDS: dict[str, tuple[type[nn.Module], type]] = {
     "LLaDA": (LLaDA, LLaDAConfig),
@@ -57,10 +57,10 @@ _NAMES_IN_VERSION_1 = {
     }
 }
 
-# Fields that configs have since version 3, and the values that older networks had.
-_NEW_IN_VERSION_3: dict[type, dict[str, Any]] = {
+# Fields that configs have since version 3 or 4, and the values that older networks had.
+_NEW_FIELDS: dict[type, dict[str, Any]] = {
     RegisterEncoderConfig: {"qkv_bias": False, "without_qk_norm": False},
-    RegisterDenoiserConfig: {"standardised": False},
+    RegisterDenoiserConfig: {"standardised": False, "flow_map": False},
     LLaDAConfig: {"head_size": None, "qkv_bias": False, "qk_norm": False, "shifted": False, "parents": []},
 }
 
@@ -147,7 +147,7 @@ def with_new_fields(config_class: type, values: Any) -> Any:
         name: with_new_fields(types[name], value) if dataclasses.is_dataclass(types.get(name)) else value
         for name, value in values.items()
     }
-    return {**_NEW_IN_VERSION_3.get(config_class, {}), **inner}
+    return {**_NEW_FIELDS.get(config_class, {}), **inner}
 
 
 def _kind_of(model: nn.Module) -> str:

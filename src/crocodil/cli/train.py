@@ -1,7 +1,7 @@
 """`crocodil train`; `crocodil runs`, which shows runs; `crocodil export`, which makes a model from a run."""
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
@@ -37,7 +37,7 @@ def train(
         typer.Argument(
             parser=options.checked(options.Stage),
             metavar="STAGE",
-            help="base, guided, registers, prior or conditional; usually trained in this order.",
+            help="base, guided, registers, prior, conditional or distilled; usually trained in this order.",
         ),
     ],
     preset: Annotated[str, options.one_of(options.Preset, "Sizes and settings of the run.")] = "small",
@@ -335,6 +335,9 @@ def export(
     weak_prior: Annotated[
         Path | None, typer.Option(help="Folder of a less trained denoiser, for --autoguidance.")
     ] = None,
+    teachers: Annotated[
+        bool, typer.Option("--teachers", help="Take the priors from which stage distilled learned, not its own.")
+    ] = False,
     bits: Annotated[
         list[str] | None,
         typer.Option(
@@ -364,14 +367,16 @@ def export(
     stored_bits = _bits_of(bits or ())
     bits_by_network(stored_bits, int8=int8)  # a mistake is told before anything is loaded
     run = read_run_summary(directory)
-    networks = _finished_networks(directory, without or ())
+    networks = _finished_networks(directory, without or (), distilled=not teachers)
     if "demasker" not in networks:
         raise ValueError(f"{directory} has no finished stage guided: train it, then export")
     defaults = Settings(length=run.lengths[0], lengths=run.lengths)
-    trained_with = {
+    trained_with: dict[str, Any] = {
         "largest_offset": run.prior_objective.largest_offset,
         "time_shift": run.prior_objective.time_shift,
     }
+    if any(path.parts[-3] == "distilled" for path in networks.values()):
+        trained_with |= dict.fromkeys(("prior_steps", "refresh_steps"), run.distil_objective.draw_steps)
     decoding, drawing = with_knobs(defaults.decoding, defaults.drawing, trained_with | knobs)
     settings = replace(defaults, decoding=decoding, drawing=drawing)
     qwen = run.pretrained.qwen
@@ -402,7 +407,7 @@ def _bits_of(values: Sequence[str]) -> int | dict[str, int] | None:
     return {**dict.fromkeys(get_args(options.Network), int(for_all[0])), **by_name}
 
 
-def _card(directory: Path, corpus: "Corpus", networks: Collection[str]) -> "Card":
+def _card(directory: Path, corpus: "Corpus", networks: Mapping[str, Path]) -> "Card":
     """Return what a run knows for the model card: where it began, its stages and its data."""
     from crocodil.pipeline.card import Card
     from crocodil.training.run_config import read_causal_start, read_run_file, read_run_summary
@@ -413,7 +418,7 @@ def _card(directory: Path, corpus: "Corpus", networks: Collection[str]) -> "Card
     values, data = read_run_file(directory), corpus.description["splits"]["train"]
     fields = ("num_steps", "batch_size", "learning_rate")
     rows = ["| stage | steps | batch | learning rate |", "|---|---|---|---|"]
-    for stage in dict.fromkeys(_NETWORKS[network].split("/")[0] for network in networks):
+    for stage in dict.fromkeys(path.parts[-3] for path in networks.values()):
         loop = dict(values.get(f"{stage}_loop") or {})
         rows.append(f"| {stage} | {' | '.join(str(loop.get(field, '')) for field in fields)} |")
     rows.append(f"\nData: {data['documents']:,} documents, {data['tokens']:,} tokens.")
@@ -422,9 +427,14 @@ def _card(directory: Path, corpus: "Corpus", networks: Collection[str]) -> "Card
     return Card(base_models=tuple(name.repository for name in names), training="\n".join(rows))
 
 
-def _finished_networks(directory: Path, without: Collection[str]) -> dict[str, Path]:
-    paths = {name: directory / path for name, path in _NETWORKS.items() if name not in without}
-    return {name: path for name, path in paths.items() if path.exists()}
+def _finished_networks(directory: Path, without: Collection[str], *, distilled: bool = True) -> dict[str, Path]:
+    """Return the folders of the networks; a distilled prior takes the place of its teacher."""
+    paths = {name: directory / path for name, path in _NETWORKS.items()}
+    finished = {name: path for name, path in paths.items() if path.exists()}
+    if distilled:
+        students = {name: directory / "distilled" / "model" / name for name in ("prior", "conditional")}
+        finished |= {name: path for name, path in students.items() if path.exists()}
+    return {name: path for name, path in finished.items() if name not in without}
 
 
 # Where a run keeps the networks of a model.

@@ -6,6 +6,7 @@ cross-attention. The network predicts the clean bank and does not depend on the 
 """
 
 import math
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -39,12 +40,15 @@ class RegisterDenoiserConfig:
     condition_length: Amount = 0  # number of condition vectors
     self_conditioned: bool = False  # reads its prediction of the previous step (decision D25)
     standardised: bool = False  # models registers of mean 0 and standard deviation 1 per coordinate (decision D40)
+    flow_map: bool = False  # also reads the time that a step goes to: a distilled denoiser (decision D51)
 
     def __post_init__(self) -> None:
         if self.width % self.num_heads:
             raise ValueError(f"width {self.width} does not split into {self.num_heads} heads")
         if (self.condition_width is None) != (self.condition_length == 0):
             raise ValueError("a condition has both a width and a length, or neither")
+        if self.flow_map and self.self_conditioned:
+            raise ValueError("a distilled denoiser (flow_map) is not self_conditioned: one step is one call")
 
 
 class RegisterDenoiser(nn.Module):
@@ -55,7 +59,8 @@ class RegisterDenoiser(nn.Module):
         self.proj_in = nn.Linear(config.register_width, width)
         self.proj_guess = nn.Linear(config.register_width, width, bias=False) if config.self_conditioned else None
         self.pos_embed = nn.Parameter(torch.zeros(config.num_registers, width))
-        self.time = nn.Sequential(nn.Linear(_TIME_FEATURES, width), nn.SiLU(), nn.Linear(width, width))
+        self.time = _time_embedding(width)
+        self.span = _time_embedding(width) if config.flow_map else None
         self.time_modulation = nn.Linear(width, 6 * width)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
         self.final_table = nn.Parameter(torch.zeros(2, width))
@@ -70,6 +75,7 @@ class RegisterDenoiser(nn.Module):
         noisy_registers: RegisterBank,
         diffusion_time: RegisterTime,
         *,
+        end_time: RegisterTime | None = None,
         guess: RegisterBank | None = None,
         condition: Condition | None = None,
         keep_condition: Bool[Tensor, "B"] | None = None,
@@ -81,6 +87,8 @@ class RegisterDenoiser(nn.Module):
         Args:
             noisy_registers: z_s.
             diffusion_time: the time of every register, 0 clean and 1 noise.
+            end_time: the time that the step goes to, for a flow map: a DDIM step with this prediction ends where
+                the probability flow does (decision D51). If not given, it is `diffusion_time`.
             guess: the prediction of the previous step, for a self-conditioned denoiser; zero if not given.
             condition: the registers of the visible tokens. If it has fewer rows than the batch, its rows are
                 repeated. Without a condition, a conditional denoiser uses its trained null condition, so that
@@ -102,7 +110,7 @@ class RegisterDenoiser(nn.Module):
                 raise ValueError("this denoiser has no self-conditioning: call it without a guess")
             embedded = embedded + self.proj_guess(guess.to(self.proj_guess.weight.dtype))
         tokens = embedded + self.pos_embed.to(embedded.dtype)  # half precision under autocast, also in the blocks
-        time = self.time(time_features(diffusion_time).to(tokens.dtype))
+        time = self._embed_times(diffusion_time, end_time, tokens.dtype)
         modulation = rearrange(self.time_modulation(F.silu(time)), "b k (s w) -> b k s w", s=6)
         context = None
         if self.condition_embed is not None and condition_kv is None:
@@ -113,13 +121,26 @@ class RegisterDenoiser(nn.Module):
         shift, scale = (self.final_table.to(time.dtype) + time[:, :, None]).unbind(dim=2)
         return self.proj_out(modulate(tokens, shift, scale)).to(noisy_registers.dtype)
 
-    def cross_attention_kv(self, condition: Condition | None) -> Float[Tensor, "layers *context"]:
+    def _embed_times(
+        self, time: RegisterTime, end_time: RegisterTime | None, dtype: torch.dtype
+    ) -> Float[Tensor, "B K W"]:
+        embedded = self.time(time_features(time).to(dtype))
+        if self.span is None:
+            if end_time is not None:
+                raise ValueError("this denoiser is no flow map: call it without end_time")
+            return embedded
+        span = torch.zeros_like(time) if end_time is None else time - end_time
+        return embedded + self.span(time_features(span).to(dtype))
+
+    def cross_attention_kv(
+        self, condition: Condition | None, keep_condition: Bool[Tensor, "B"] | None = None
+    ) -> Float[Tensor, "layers *context"]:
         """Precompute the keys and values of a condition for all layers; they do not change between steps.
 
         They cost more than the registers themselves, which are few. None is the null condition.
         """
         assert self.condition_embed is not None
-        context = self.condition_embed(condition, None)
+        context = self.condition_embed(condition, keep_condition)
         cross_attentions = [block.cross for block in self.blocks if isinstance(block, Block)]
         return torch.stack([cross.keys_and_values(context) for cross in cross_attentions if cross is not None])
 
@@ -147,13 +168,25 @@ class RegisterDenoiser(nn.Module):
         for name, parameter in self.named_parameters():
             if name.endswith("table"):
                 nn.init.normal_(parameter, std=self.config.width**-0.5, generator=generator)
-            elif name.endswith("pos_embed") or (name.startswith("time") and parameter.ndim == 2):
-                nn.init.normal_(parameter, std=0.02, generator=generator)
-            elif name.endswith(("cross.out.weight", "proj_out.weight", "proj_guess.weight")):
+            elif name.endswith(("cross.out.weight", "proj_out.weight", "proj_guess.weight", "span.2.weight")):
                 nn.init.zeros_(parameter)
+            elif name.endswith("pos_embed") or (name.startswith(("time", "span")) and parameter.ndim == 2):
+                nn.init.normal_(parameter, std=0.02, generator=generator)
             elif name.endswith("null"):  # a register's entries have unit variance
                 nn.init.normal_(parameter, generator=generator)
         return self
+
+
+def flow_map_of(teacher: RegisterDenoiser, generator: torch.Generator) -> RegisterDenoiser:
+    """Return a flow map that begins as the teacher: whatever the end time, it predicts what the teacher does.
+
+    A self-conditioned teacher is copied without its input for a guess, so this is its prediction without one.
+    """
+    config = replace(teacher.config, flow_map=True, self_conditioned=False)
+    student = RegisterDenoiser(config).init_weights(generator)
+    weights = {name: value for name, value in teacher.state_dict().items() if not name.startswith("proj_guess")}
+    student.load_state_dict(student.state_dict() | weights)
+    return student
 
 
 class ConditionEmbedding(nn.Module):
@@ -240,6 +273,10 @@ class Attention(nn.Module):
         if identity_attention is not None:
             mixed = torch.where(identity_attention[:, None, None], rearrange(value, "b h k p -> b k (h p)"), mixed)
         return self.out(mixed)
+
+
+def _time_embedding(width: int) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(_TIME_FEATURES, width), nn.SiLU(), nn.Linear(width, width))
 
 
 def modulate(tokens: Tokens, shift: Tokens, scale: Tokens) -> Tokens:

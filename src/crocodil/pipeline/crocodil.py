@@ -398,7 +398,7 @@ class Crocodil:
 
     def _sample_guided(self, decoding: Decoding, drawing: Drawing, *, has_given_text: bool) -> SampleBatch:
         """Algorithms 2 and 3. With given text, the first registers are drawn given it (decision D24)."""
-        demask = Guided(self.demasker)
+        demask = Guided(self.demasker, drawing.num_registers)
 
         def sample(numbers: range, canvas: Canvas, streams: Streams, watch: Watch) -> Samples:
             canvas, spent = self._settled(demask, canvas, decoding, streams)
@@ -406,19 +406,24 @@ class Crocodil:
             def draw(streams: Streams) -> Draw:
                 if has_given_text:
                     return draw_given(canvas.tokens, streams, drawing.prior_steps)
-                drawn = self.draw(streams, length=canvas.length, drawing=drawing, on_step=watch.on_step)
-                return drawn.first(drawing.num_registers)
+                return self.draw(streams, length=canvas.length, drawing=drawing, on_step=watch.on_step)
 
-            def redraw(tokens: TokenIds, streams: Streams) -> Draw:
-                return draw_given(tokens, streams, drawing.refresh_steps)
+            def redraw(tokens: TokenIds, registers: RegisterBank | None, streams: Streams) -> Draw:
+                return draw_given(tokens, streams, drawing.refresh_steps, registers)
 
-            def draw_given(tokens: TokenIds, streams: Streams, num_steps: int) -> Draw:
-                drawn = self.draw_given(
-                    tokens, streams, num_steps=num_steps, drawing=drawing, on_step=watch.on_step
+            def draw_given(
+                tokens: TokenIds, streams: Streams, num_steps: int, replaced: RegisterBank | None = None
+            ) -> Draw:
+                return self.draw_given(
+                    tokens,
+                    streams,
+                    num_steps=num_steps,
+                    replaced=replaced,
+                    drawing=drawing,
+                    on_step=watch.on_step,
                 )
-                return drawn.first(drawing.num_registers)
 
-            return algorithms.con_within_disc(
+            samples = algorithms.con_within_disc(
                 draw,
                 redraw,
                 demask,
@@ -430,6 +435,7 @@ class Crocodil:
                 on_call=watch.on_call,
                 engine=self.engine,
             )
+            return samples.with_registers(drawing.num_registers)
 
         return sample
 
@@ -471,12 +477,18 @@ class Crocodil:
         streams: Streams,
         *,
         num_steps: int,
+        replaced: RegisterBank | None = None,
         drawing: Drawing | None = None,
         on_step: OnStep | None = None,
     ) -> Draw:
-        """Draw registers given the visible tokens of a text."""
+        """Draw registers given the visible tokens of a text.
+
+        With `drawing.refresh_from` below 1, the draw starts from the registers that it replaces, partly noised.
+        """
         drawing = drawing or self.settings.drawing
-        return self.priors.draw_given(tokens, streams, drawing, num_steps=num_steps, on_step=on_step)
+        return self.priors.draw_given(
+            tokens, streams, drawing, num_steps=num_steps, replaced=replaced, on_step=on_step
+        )
 
     def condition(self, tokens: TokenIds) -> RegisterBank:
         """Encode the visible tokens: the condition of the conditional prior."""

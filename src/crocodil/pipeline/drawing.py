@@ -58,14 +58,15 @@ class Priors:
         drawing: Drawing,
         *,
         num_steps: int,
+        replaced: RegisterBank | None = None,
         on_step: OnStep | None = None,
     ) -> Draw:
-        """Draw registers given the visible tokens of a text."""
+        """Draw registers given the visible tokens of a text; a refresh may start from those that it replaces."""
         if self.conditional is None:
             raise ValueError("this model has no conditional prior: use conthendisc or base, with no given text")
         denoisers, condition = self._denoisers(self.conditional, drawing), self.condition(tokens)
         condition_kvs = [denoiser.cross_attention_kv(condition) for denoiser in denoisers]
-        drawn = self._draw(denoisers, drawing, num_steps, condition_kvs, streams, on_step)
+        drawn = self._draw(denoisers, drawing, num_steps, condition_kvs, streams, on_step, replaced)
         return Draw(drawn.registers, drawn.cost + Cost(encoder_calls=1))
 
     def _denoisers(self, prior: RegisterDenoiser, drawing: Drawing) -> list[RegisterDenoiser]:
@@ -83,6 +84,7 @@ class Priors:
         condition_kvs: list[Tensor],
         streams: Streams,
         on_step: OnStep | None,
+        replaced: RegisterBank | None = None,
     ) -> Draw:
         prior, weak = denoisers[0], denoisers[1] if len(denoisers) > 1 else None
         if weak is None and self.weak is not None:
@@ -94,10 +96,12 @@ class Priors:
             shape=(prior.config.num_registers, prior.config.register_width),
             num_steps=num_steps,
             self_conditioned=prior.config.self_conditioned,
+            flow_map=prior.config.flow_map,
             unstandardise=prior.unstandardise,
             condition_kv=condition_kv,
             weak=weak,
             weak_condition_kv=weak_condition_kv,
+            replaced=None if replaced is None else prior.standardise(replaced),
             streams=streams,
             on_step=on_step,
             engine=self.engine,

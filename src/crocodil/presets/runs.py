@@ -16,7 +16,7 @@ from crocodil.models.demasker import DemaskerConfig
 from crocodil.models.llada import LLaDAConfig
 from crocodil.models.register_denoiser import RegisterDenoiserConfig
 from crocodil.models.register_encoder import RegisterEncoderConfig
-from crocodil.objectives import DemaskerObjective, PriorObjective
+from crocodil.objectives import DemaskerObjective, DistilObjective, PriorObjective
 from crocodil.presets.models import llada_8b, paper_encoder, qwen25_coder_05b
 from crocodil.training.adapting import LoRA
 from crocodil.training.loop import LoopConfig
@@ -51,6 +51,7 @@ def tiny(corpus: Corpus) -> Run:
         guided_loop=loop,
         prior_loop=loop,
         conditional_loop=loop,
+        distilled_loop=replace(loop, learning_rate=1e-3),
         encoder_warmup_steps=20,
     )
 
@@ -80,8 +81,10 @@ def laptop(corpus: Corpus) -> Run:
         guided_loop=loop,
         prior_loop=prior_loop,
         conditional_loop=prior_loop,
+        distilled_loop=_distilled(prior_loop, learning_rate=3e-4),
         guided_objective=DemaskerObjective(prefix_lengths=(1, 2, 4, 8, 8, 8, 16, 32), partial_rate=0.2),
         prior_objective=PriorObjective(bare_rate=0.8, condition_drop_rate=0.0),
+        distil_objective=DistilObjective(teachers=("conditional",)),
         encoder_warmup_steps=0,
         encoder_begins_as_base=True,
     )
@@ -117,8 +120,10 @@ def small(corpus: Corpus) -> Run:
         guided_loop=loop,
         prior_loop=prior_loop,
         conditional_loop=prior_loop,
+        distilled_loop=_distilled(prior_loop, learning_rate=1e-4),
         guided_objective=DemaskerObjective(prefix_lengths=(1, 2, 4, 8, 8, 8, 8, 16, 32, 64), partial_rate=0.2),
         prior_objective=PriorObjective(bare_rate=0.8, condition_drop_rate=0.0),
+        distil_objective=DistilObjective(teachers=("conditional",)),
         encoder_warmup_steps=0,
         encoder_begins_as_base=True,
         encode_batch=512,
@@ -191,6 +196,7 @@ def paper(corpus: Corpus, pretrained: Pretrained) -> Run:
         guided_loop=loop,
         prior_loop=prior_loop,
         conditional_loop=prior_loop,
+        distilled_loop=_distilled(prior_loop, num_steps=25_000, learning_rate=5e-5),
         guided_objective=PAPER_GUIDED_OBJECTIVE,
         prior_objective=PAPER_PRIOR_OBJECTIVE,
         pretrained=pretrained,
@@ -453,6 +459,11 @@ def _pretrained_shapes(pretrained: Pretrained) -> tuple[LLaDAConfig, RegisterEnc
 def _conditional(prior: RegisterDenoiserConfig, *, num_registers: int) -> RegisterDenoiserConfig:
     """Return the same denoiser with cross-attention to all registers of the visible text."""
     return replace(prior, condition_width=prior.register_width, condition_length=num_registers)
+
+
+def _distilled(loop: LoopConfig, **changes: Any) -> LoopConfig:
+    """Return the loop of stage distilled: AdamW at a low rate, since a student begins as the prior."""
+    return replace(loop, optimiser="adamw", **changes)
 
 
 def _gated_width(width: int) -> int:

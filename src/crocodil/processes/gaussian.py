@@ -27,7 +27,7 @@ class Denoised(NamedTuple):
 
 
 Denoise: TypeAlias = Callable[[RegisterBank, RegisterTime], RegisterBank]  # g_psi(z_s, s) -> z_0
-# The same with the last prediction and any further inputs, as DDIM calls it.
+# The same with the time that the step goes to, the last prediction and any further inputs, as DDIM calls it.
 DenoiseAgain: TypeAlias = Callable[..., Denoised]
 OnStep: TypeAlias = Callable[[int, int], None]  # how many steps are done, and how many there are
 Offsets: TypeAlias = Float[Tensor, "K"]
@@ -82,17 +82,23 @@ def sample_base_time(offsets: Offsets, *, streams: Streams) -> PerSample:
     return start + (1 - start) * streams.uniform()
 
 
-def ddim_times(num_steps: int, offsets: Offsets) -> list[float]:
-    """Return the base times of `num_steps` even steps, from pure noise until the last block is clean."""
+def base_time_at(share: float, offsets: Offsets) -> float:
+    """Return the base time at this share of the way from clean registers to pure noise."""
+    end = -float(offsets.max())
+    return end + (1 - end) * share
+
+
+def ddim_times(num_steps: int, offsets: Offsets, *, start: float = 1.0) -> list[float]:
+    """Return the base times of `num_steps` even steps, from pure noise (or `start`) until all blocks are clean."""
     if num_steps < 1:
         raise ValueError(f"DDIM needs at least one step, not {num_steps}")
     end = -float(offsets.max())
-    return [1 + (end - 1) * step / num_steps for step in range(num_steps)] + [end]
+    return [start + (end - start) * step / num_steps for step in range(num_steps)] + [end]
 
 
 def ddim(
     denoise: DenoiseAgain,
-    noise: RegisterBank,
+    noisy_registers: RegisterBank,
     times: Sequence[float],
     *,
     offsets: Offsets,
@@ -103,20 +109,23 @@ def ddim(
     on_step: OnStep | None = None,
     play: Play = eager,
 ) -> RegisterBank:
-    """Compute G_psi(noise): DDIM with x0-prediction over a falling sequence of base times (Song et al., 2021).
+    """Compute G_psi: DDIM with x0-prediction over a falling sequence of base times (Song et al., 2021).
+
+    The first registers are pure noise if the first base time is 1, else registers noised to that time.
 
     `eta` = 0 is deterministic, 1 is DDPM's ancestral sampling; above 0 it draws from `streams`. `denoise` gets the
-    registers, their times, its last prediction (zero at first) and `inputs`. `play` executes a step.
+    registers, their times, the times of the next step, its last prediction (zero at first) and `inputs`. `play`
+    executes a step.
     """
     _check_times(times, offsets)
     if eta and streams is None:
         raise ValueError("eta > 0 draws fresh noise: pass streams")
-    registers, prediction = noise, torch.zeros_like(noise)
+    registers, prediction = noisy_registers, torch.zeros_like(noisy_registers)
     step = DDIMStep(denoise, eta)
-    base_times = torch.tensor(times, device=noise.device)[:, None].expand(-1, len(noise))
-    register_times = [effective_time(time, offsets.to(noise.device), shift=shift) for time in base_times]
+    base_times = torch.tensor(times, device=registers.device)[:, None].expand(-1, len(registers))
+    register_times = [effective_time(time, offsets.to(registers.device), shift=shift) for time in base_times]
     for number, (time, next_time) in enumerate(pairwise(register_times)):
-        fresh = streams.at("ddim", number).normal(*noise.shape[1:]) if eta and streams else None
+        fresh = streams.at("ddim", number).normal(*registers.shape[1:]) if eta and streams else None
         registers, prediction = play(step, step, (registers, prediction, time, next_time, fresh, *inputs))
         if on_step is not None:
             on_step(number + 1, len(times) - 1)
@@ -146,8 +155,24 @@ class DDIMStep:
         fresh: RegisterBank | None,
         *inputs: Tensor,
     ) -> tuple[RegisterBank, RegisterBank]:
-        clean, prediction = self.denoise(registers, time, last_prediction, *inputs)
+        clean, prediction = self.denoise(registers, time, next_time, last_prediction, *inputs)
         return ddim_step(registers, clean, time, next_time, eta=self.eta, fresh=fresh), prediction
+
+
+def first_part(time: RegisterTime, middle: RegisterTime, end: RegisterTime) -> RegisterTime:
+    """Return the weight w of the first of two DDIM steps, from `time` to `middle` and on to `end`.
+
+    One step with the prediction w first + (1 - w) second ends where the two steps do: with l = signal / noise, a
+    DDIM step adds (l_end - l_time) prediction to z / noise, so w = (l_middle - l_time) / (l_end - l_time). A
+    register that the second step does not move has w = 1.
+    """
+    moves = end < middle
+    (signal, noise), (middle_signal, middle_noise), (end_signal, end_noise) = map(
+        signal_and_noise_level, (time, middle, end)
+    )
+    first = (middle_signal * noise - signal * middle_noise) * end_noise
+    whole = (end_signal * noise - signal * end_noise) * middle_noise
+    return (first / whole.where(moves, 1)).where(moves, 1)
 
 
 def ddim_step(

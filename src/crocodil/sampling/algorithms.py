@@ -11,13 +11,21 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from crocodil.processes.gaussian import OnStep, block_offsets, ddim, ddim_times
+from crocodil.processes.gaussian import (
+    OnStep,
+    add_noise,
+    base_time_at,
+    block_offsets,
+    ddim,
+    ddim_times,
+    effective_time,
+)
 from crocodil.processes.registers import block_index, normalise, perturb
 from crocodil.runtime.devices import check_finite
 from crocodil.sampling.configs import Decoding, Drawing
 from crocodil.sampling.cost import NO_COST, Cost
 from crocodil.sampling.decode import PLAIN, Engine, OnCall, decode
-from crocodil.sampling.guidance import Demask, GuidedDenoiser
+from crocodil.sampling.guidance import Demask, FlowMap, GuidedDenoiser
 from crocodil.sampling.state import Canvas, Draw, Refresh, Samples
 from crocodil.seeding import Streams
 from crocodil.shapes import RegisterBank, TokenIds
@@ -33,19 +41,29 @@ def draw_registers(
     shape: tuple[int, int],
     num_steps: int,
     self_conditioned: bool = False,
+    flow_map: bool = False,
     unstandardise: Callable[[RegisterBank], RegisterBank] | None = None,
     condition_kv: Tensor | None = None,
     weak: Callable[..., RegisterBank] | None = None,
     weak_condition_kv: Tensor | None = None,
+    replaced: RegisterBank | None = None,
     streams: Streams,
     on_step: OnStep | None = None,
     engine: Engine = PLAIN,
 ) -> Draw:
     """Draw z_0 = G_psi(eps) and project it to the sphere that the demasker was trained on (decision D20).
 
-    `denoiser` is g_psi(z_s, s); `shape` is the number of its registers and their width. `unstandardise` turns its
-    units into those of the encoder (decision D40). `weak` is the network of autoguidance.
+    `denoiser` is g_psi(z_s, s), or a distilled one if `flow_map` (decision D51), which takes any number of steps.
+    `shape` is the number of its registers and their width. `unstandardise` turns its
+    units into those of the encoder (decision D40). `weak` is the network of autoguidance. `replaced` are registers
+    in the units of the prior: with `drawing.refresh_from` below 1 the draw starts from them, noised, instead of
+    from pure noise (decision D50).
     """
+    if flow_map and (drawing.eta or drawing.calls_per_step > 1):
+        raise ValueError(
+            "this prior is distilled, with its guidance inside: use eta 0, pag_scale 0, self_cond_scale 1 and "
+            "autoguidance 1"
+        )
     if drawing.self_cond_scale != 1 and not self_conditioned:
         raise ValueError("self_cond_scale needs a self-conditioned prior: use 1 with this one")
     if drawing.autoguidance != 1 and weak is None:
@@ -54,10 +72,19 @@ def draw_registers(
     noise: Float[Tensor, "B K D"] = streams.at("noise").normal(num_registers, register_width)
     offsets = block_offsets(block_index(num_registers), largest=drawing.largest_offset)
     scales = (drawing.pag_scale, self_conditioned, drawing.self_cond_scale)
+    first, start = noise, 1.0
+    if replaced is not None and drawing.refresh_from < 1:
+        if replaced.shape[1:] != noise.shape[1:]:
+            raise ValueError("refresh_from below 1 needs two priors of equally many registers: use 1")
+        start = base_time_at(drawing.refresh_from, offsets)
+        base_time = torch.full(noise.shape[:1], start, device=noise.device)
+        first = add_noise(
+            replaced, effective_time(base_time, offsets.to(noise.device), shift=drawing.time_shift), noise
+        )
     registers = ddim(
-        GuidedDenoiser(denoiser, *scales, weak, drawing.autoguidance),
-        noise,
-        ddim_times(num_steps, offsets),
+        FlowMap(denoiser) if flow_map else GuidedDenoiser(denoiser, *scales, weak, drawing.autoguidance),
+        first,
+        ddim_times(num_steps, offsets, start=start),
         offsets=offsets,
         shift=drawing.time_shift,
         eta=drawing.eta,

@@ -15,6 +15,7 @@ from crocodil.runtime.config import (
     Length,
     PagScale,
     Positive,
+    PositiveShare,
     Share,
     Steps,
     Temperature,
@@ -99,6 +100,9 @@ class Drawing:
 
     prior_steps: Steps = knob(128, "Diffusion steps of a draw from the prior.")  # Sec. 5
     refresh_steps: Steps = knob(32, "Diffusion steps of a draw from the conditional prior.")  # Sec. 5
+    refresh_from: PositiveShare = knob(
+        1.0, "How far a refresh noises the registers that it replaces; 1 draws from pure noise."
+    )  # D50
     eta: Share = knob(0.0, "Fresh noise per diffusion step: 0 is DDIM, 1 is ancestral sampling.")  # App. E
     pag_scale: PagScale = knob(
         0.0, "Perturbed-attention guidance of the prior: more fluency, less variety."

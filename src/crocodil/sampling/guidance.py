@@ -34,12 +34,13 @@ class Guided:
     """The guided demasker; without registers it runs with an empty prefix (decision D14)."""
 
     demasker: Demasker
+    num_registers: int | None = None  # guide with the first registers only; None: with all
 
     def __call__(self, noisy_tokens: TokenIds, registers: RegisterBank | None, rows: PositionIndices) -> RowLogits:
         if registers is None:
             empty = (len(noisy_tokens), 0, self.demasker.config.register_width)
             registers = torch.zeros(empty, device=noisy_tokens.device)
-        return self.demasker(noisy_tokens, registers, rows=rows)
+        return self.demasker(noisy_tokens, registers[:, : self.num_registers], rows=rows)
 
 
 @dataclass(frozen=True)
@@ -99,6 +100,7 @@ class GuidedDenoiser:
         self,
         noisy_registers: RegisterBank,
         time: RegisterTime,
+        next_time: RegisterTime,
         last_prediction: RegisterBank,
         condition_kv: Tensor | None = None,
         weak_condition_kv: Tensor | None = None,
@@ -128,6 +130,25 @@ class GuidedDenoiser:
                 options["guess"] = last_prediction
             clean = clean + (self.autoguidance - 1) * (prediction - self.weak(noisy_registers, time, **options))
         return Denoised(clean, prediction)
+
+
+@dataclass(frozen=True)
+class FlowMap:
+    """A distilled denoiser (decision D51): one call per step, with the teacher's guidance inside."""
+
+    denoiser: Callable[..., RegisterBank]
+
+    def __call__(
+        self,
+        noisy_registers: RegisterBank,
+        time: RegisterTime,
+        next_time: RegisterTime,
+        last_prediction: RegisterBank,
+        condition_kv: Tensor | None = None,
+    ) -> Denoised:
+        options = {} if condition_kv is None else {"condition_kv": condition_kv}
+        clean = self.denoiser(noisy_registers, time, end_time=next_time, **options)
+        return Denoised(clean, clean)
 
 
 def _joined(parts: list[Tensor]) -> Tensor:

@@ -92,7 +92,8 @@ class Draw(NamedTuple):
         return Draw(self.registers[:, :count], self.cost)
 
 
-Refresh: TypeAlias = Callable[[TokenIds, Streams], Draw]  # registers, given the visible tokens
+# New registers, given the visible tokens and the registers that they replace, if there are any.
+Refresh: TypeAlias = Callable[[TokenIds, RegisterBank | None, Streams], Draw]
 
 
 class Samples(NamedTuple):
@@ -100,6 +101,10 @@ class Samples(NamedTuple):
     cost: Cost  # of the batch
     costs: list[Cost]  # of each sample until it was finished: its cost if decoded alone
     registers: RegisterBank | None  # those in use at the end
+
+    def with_registers(self, count: int | None) -> "Samples":
+        """Return the samples with their first registers only: those that guided them."""
+        return self if self.registers is None else self._replace(registers=self.registers[:, :count])
 
 
 class Revealed(NamedTuple):
@@ -149,7 +154,7 @@ class State:
 
     def refresh(self, refresh: Refresh, call: int) -> None:
         """Replace the registers, given the tokens visible so far."""
-        registers, cost = refresh(self.tokens, self.streams.at("call", call, "refresh"))
+        registers, cost = refresh(self.tokens, self.registers, self.streams.at("call", call, "refresh"))
         self.ledger.enter(cost, self.index, self.unfinished())
         self.registers = registers
 

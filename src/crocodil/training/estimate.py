@@ -16,7 +16,7 @@ from crocodil.training.data import NUM_VALID
 from crocodil.training.loop import LoopConfig
 from crocodil.training.run_config import Run
 from crocodil.training.validation import MOST_LOGITS
-from crocodil.training.work import base_flops, conditional_flops, guided_flops, prior_flops
+from crocodil.training.work import base_flops, conditional_flops, distilled_flops, guided_flops, prior_flops
 
 _TRAINED_BYTES = 4 + 4 + 8 + 4  # weight, gradient, two moments, average
 _FROZEN_BYTES = 4
@@ -46,6 +46,11 @@ def estimates(run: Run, *, num_devices: int = 1) -> list[Estimate]:
         base, demasker = LLaDA(run.demasker.backbone), Demasker(run.demasker)
         encoder = RegisterEncoder(run.encoder)
         prior, conditional = RegisterDenoiser(run.prior), RegisterDenoiser(run.conditional)
+        teachers = [{"prior": prior, "conditional": conditional}[name] for name in run.distil_objective.teachers]
+        students = [
+            RegisterDenoiser(replace(teacher.config, flow_map=True, self_conditioned=False))
+            for teacher in teachers
+        ]
         adapters = 0 if run.lora is None else num_adapter_parameters(run.demasker.backbone, run.lora)
     count = num_parameters
     frozen = count(base) if adapters else 0
@@ -69,6 +74,11 @@ def estimates(run: Run, *, num_devices: int = 1) -> list[Estimate]:
             [denoising, encoding] if trains_encoder else [denoising],
             trained=count(conditional) + trains_encoder * count(encoder),
             frozen=(not trains_encoder) * count(encoder),
+        ),
+        _estimate(
+            "distilled", run.distilled_loop, flops, num_devices, [denoising] * len(teachers),
+            trained=sum(map(count, students)),
+            frozen=sum(map(count, teachers)) + (conditional in teachers) * count(encoder),
         ),
     ]  # fmt: skip
 
@@ -95,6 +105,13 @@ def step_flops(run: Run) -> dict[str, float]:
             conditional_flops(
                 run.conditional, run.encoder, length=length, bare_rate=run.prior_objective.bare_rate,
                 encoder_learns=run.condition_encoder_learns,
+            )
+            for length in run.lengths
+        ],
+        "distilled": [
+            distilled_flops(
+                {name: getattr(run, name) for name in run.distil_objective.teachers}, run.encoder, length=length,
+                objective=run.distil_objective, bare_rate=run.prior_objective.bare_rate,
             )
             for length in run.lengths
         ],

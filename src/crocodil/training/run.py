@@ -50,7 +50,7 @@ from crocodil.training.record import (
 from crocodil.training.run_config import CausalStart, Run, read_run_file, write_run_file
 from crocodil.training.stage_setup import TRAINED_STAGES, Workspace, retokenizer
 
-STAGES = ("base", "guided", "registers", "prior", "conditional")
+STAGES = ("base", "guided", "registers", "prior", "conditional", "distilled")
 
 # The fields of a run that each stage depends on.
 _FIELDS = {
@@ -65,6 +65,9 @@ _FIELDS = {
         "lengths", "conditional", "conditional_loop", "prior_objective", "condition_encoder_learns",
         "pretrained.qwen",
     ),
+    "distilled": (
+        "lengths", "distilled_loop", "distil_objective", "prior_objective", "weak_prior", "pretrained.qwen",
+    ),
 }  # fmt: skip
 # The files of earlier stages that each stage reads.
 _SOURCES = {
@@ -73,6 +76,7 @@ _SOURCES = {
     "registers": ("guided/model/encoder",),
     "prior": (f"registers/{STAGE_FILE}",),
     "conditional": ("guided/model/encoder", f"registers/{STAGE_FILE}"),
+    "distilled": (f"registers/{STAGE_FILE}",),  # and the networks of the teachers
 }
 
 
@@ -108,7 +112,9 @@ def check_stage(name: str, run: Run, workspace: Workspace) -> None:
         raise ValueError(f"no stage {name!r}: the stages are {', '.join(STAGES)}")
     if workspace.source != workspace.out:
         read_run_file(workspace.source)
-    _check_corpus(run, workspace, uses_encoder=name in ("guided", "registers", "conditional"))
+    distils_conditional = name == "distilled" and "conditional" in run.distil_objective.teachers
+    uses_encoder = name in ("guided", "registers", "conditional") or distils_conditional
+    _check_corpus(run, workspace, uses_encoder=uses_encoder)
     if name in TRAINED_STAGES:
         check_ranks(getattr(run, f"{name}_loop"), workspace.ranks)
     if name == "base" and run.causal is not None:
@@ -117,9 +123,20 @@ def check_stage(name: str, run: Run, workspace: Workspace) -> None:
         _check_guided(run, workspace)
     if name in ("registers", "conditional"):
         workspace.finished("guided", "encoder")
-    if name in ("prior", "conditional"):
+    if name == "distilled":
+        _teacher_folders(run, workspace)
+    if name in ("prior", "conditional", "distilled"):
         workspace.registers(run, "train")
         workspace.registers(run, "valid")
+
+
+def _teacher_folders(run: Run, workspace: Workspace) -> dict[str, Path]:
+    """Return the folders of the networks that stage distilled reads."""
+    teachers = run.distil_objective.teachers
+    folders = {f"{name}/model/denoiser": workspace.finished(name, "denoiser") for name in teachers}
+    if "conditional" in teachers:
+        folders["condition encoder"] = workspace.condition_encoder()
+    return folders if run.weak_prior is None else {**folders, "weak prior": run.weak_prior}
 
 
 def _check_corpus(run: Run, workspace: Workspace, *, uses_encoder: bool) -> None:
@@ -218,6 +235,8 @@ def _start(name: str, run: Run, workspace: Workspace, *, resume: bool) -> None:
     sources = _source_checksums(name, workspace)
     if name == "base" and run.causal is not None:
         sources["causal model"] = checksum_of(run.causal.directory)
+    if name == "distilled":
+        sources |= {path: checksum_of(folder) for path, folder in _teacher_folders(run, workspace).items()}
     num_done = num_steps_done(out)
     if name in TRAINED_STAGES:
         check_num_steps(getattr(run, f"{name}_loop"), num_done, out)

@@ -10,7 +10,7 @@ from crocodil.checkpoints.hub import recorded_name
 from crocodil.models.demasker import DemaskerConfig
 from crocodil.models.register_denoiser import RegisterDenoiserConfig
 from crocodil.models.register_encoder import RegisterEncoderConfig
-from crocodil.objectives import AlignBy, DemaskerObjective, PriorObjective
+from crocodil.objectives import AlignBy, DemaskerObjective, DistilObjective, PriorObjective
 from crocodil.runtime.atomic import locked, remove_unfinished, whole_file
 from crocodil.runtime.config import Amount, Count, Lengths, Positive, Weight, config, read_as, read_json
 from crocodil.training.adapting import LoRA
@@ -63,8 +63,10 @@ class Run:
     guided_loop: LoopConfig
     prior_loop: LoopConfig
     conditional_loop: LoopConfig
+    distilled_loop: LoopConfig
     guided_objective: DemaskerObjective = field(default_factory=DemaskerObjective)
     prior_objective: PriorObjective = field(default_factory=PriorObjective)
+    distil_objective: DistilObjective = field(default_factory=DistilObjective)
     encoder_warmup_steps: Amount = 4000  # App. C
     encoder_begins_as_base: bool = False  # initialise the encoder from the first blocks of the base (decision D28)
     condition_encoder_learns: bool = False  # Sec. 4.3.2, comment iii
@@ -72,6 +74,7 @@ class Run:
     pretrained: Pretrained = field(default_factory=Pretrained)
     lora: LoRA | None = None  # in stage guided: train adapters on a frozen demasker
     causal: CausalStart | None = None  # in stage base: begin as a causal language model
+    weak_prior: Path | None = None  # in stage distilled: the folder of a less trained prior, for autoguidance
 
     def __post_init__(self) -> None:
         for first, second in _SAME:
@@ -80,6 +83,12 @@ class Run:
                 raise ValueError(f"{first} is {values[0]} and {second} is {values[1]}: they must be equal")
         if self.prior.condition_width is not None:
             raise ValueError("prior.condition_width is set: only conditional has a condition")
+        if self.prior.flow_map or self.conditional.flow_map:
+            raise ValueError(
+                "flow_map is set: stage distilled makes a flow map of a prior that was trained without"
+            )
+        if (self.weak_prior is None) != (self.distil_objective.autoguidance == 1):
+            raise ValueError("autoguidance of the teacher needs both weak_prior and distil_objective.autoguidance")
         if self.causal is not None and self.pretrained.llada is not None:
             raise ValueError("causal and pretrained.llada are both set: a base begins as one of them")
         available = self.encoder.num_registers
@@ -129,9 +138,10 @@ class RunSummary:
     lengths: Lengths
     prior_objective: PriorObjective
     pretrained: Pretrained
+    distil_objective: DistilObjective = field(default_factory=DistilObjective)  # of older runs, never used
 
 
 def read_run_summary(directory: Path) -> RunSummary:
     values = read_run_file(directory)
-    names = ("lengths", "prior_objective", "pretrained")
+    names = ("lengths", "prior_objective", "pretrained", "distil_objective")
     return read_as(RunSummary, {name: values[name] for name in names if name in values}, directory / RUN_FILE)

@@ -1,6 +1,6 @@
 """Build the stages of a run: where they read and write, their networks and their data.
 
-    RUN/base  ->  RUN/guided  ->  RUN/registers  ->  RUN/prior and RUN/conditional
+    RUN/base  ->  RUN/guided  ->  RUN/registers  ->  RUN/prior and RUN/conditional  ->  RUN/distilled
 
 Each stage starts from what earlier stages wrote to the same run, or to another one.
 """
@@ -20,7 +20,7 @@ from crocodil.checkpoints.qwen3 import load_qwen3_embedding
 from crocodil.corpus.shards import TOKENIZER_FILE, Corpus, Programs
 from crocodil.models.demasker import Demasker
 from crocodil.models.llada import LLaDA
-from crocodil.models.register_denoiser import RegisterDenoiser, RegisterDenoiserConfig
+from crocodil.models.register_denoiser import RegisterDenoiser, RegisterDenoiserConfig, flow_map_of
 from crocodil.models.register_encoder import RegisterEncoder
 from crocodil.runtime.distributed import Ranks
 from crocodil.seeding import generator_for
@@ -28,6 +28,7 @@ from crocodil.text.retokenizer import Retokenizer
 from crocodil.text.tokenizer import Tokenizer
 from crocodil.training.adapting import add_adapters, freeze_embeddings, init_from_base
 from crocodil.training.data import CachedRegisters, Data, register_statistics
+from crocodil.training.distilling import DistilledStage, Teacher
 from crocodil.training.loop import LoopConfig, Stage
 from crocodil.training.run_config import CausalStart, Run
 from crocodil.training.stages import Alignment, BaseStage, ConditionalPriorStage, GuidedStage, PriorStage
@@ -74,9 +75,12 @@ class Workspace:
         return directory
 
     def trained_encoder(self) -> RegisterEncoder:
-        encoder = load_model(self.finished("guided", "encoder"), device=self.device)
-        assert isinstance(encoder, RegisterEncoder)
-        return encoder.eval()
+        return _loaded(self.finished("guided", "encoder"), RegisterEncoder, self.device)
+
+    def condition_encoder(self) -> Path:
+        """Return the folder of the encoder that conditions are computed with: a copy may have been trained."""
+        own = self.source / "conditional" / "model" / "condition_encoder"
+        return own if own.exists() else self.finished("guided", "encoder")
 
     def registers(self, run: Run, split: str) -> list[CachedRegisters]:
         """Return the cached registers of a split, one per entry of `run.lengths`."""
@@ -153,11 +157,37 @@ def conditional_stage(run: Run, workspace: Workspace) -> tuple[Stage, LoopConfig
     return stage, loop
 
 
+def distilled_stage(run: Run, workspace: Workspace) -> tuple[Stage, LoopConfig]:
+    loop, objective = run.distilled_loop, run.distil_objective
+    teachers: dict[str, Teacher] = {name: _teacher(name, run, workspace) for name in objective.teachers}
+    students = {
+        name: flow_map_of(teacher.denoiser, generator_for("distilled", name, loop.seed))
+        for name, teacher in teachers.items()
+    }
+    encoder = None
+    if "conditional" in teachers:
+        encoder = _loaded(workspace.condition_encoder(), RegisterEncoder, workspace.device).requires_grad_(False)
+    stage = DistilledStage(
+        {name: workspace.to_device(student) for name, student in students.items()},
+        teachers,
+        workspace.registers(run, "train"),
+        workspace.registers(run, "valid"),
+        workspace.data(run, loop),
+        run.demasker.backbone.mask_id,
+        encoder,
+        objective,
+        run.prior_objective,
+        retokenizer(run, workspace),
+    )
+    return stage, loop
+
+
 TRAINED_STAGES: dict[str, Callable[[Run, Workspace], tuple[Stage, LoopConfig]]] = {
     "base": base_stage,
     "guided": guided_stage,
     "prior": prior_stage,
     "conditional": conditional_stage,
+    "distilled": distilled_stage,
 }
 
 
@@ -215,6 +245,28 @@ def _encoder(run: Run, base: LLaDA) -> RegisterEncoder:
         generator=generator,
         dtype=torch.float32,
     )
+
+
+def _teacher(name: str, run: Run, workspace: Workspace) -> Teacher:
+    """Load a finished prior and, if it is of the same kind, the weak prior that guides it."""
+    folder, device = workspace.finished(name, "denoiser"), workspace.device
+    denoiser = _loaded(folder, RegisterDenoiser, device).requires_grad_(False)
+    if run.distil_objective.self_cond_scale != 1 and not denoiser.config.self_conditioned:
+        raise ValueError(
+            f"distil_objective.self_cond_scale: stage {name} trained no self-conditioned prior, use 1"
+        )
+    weak = None
+    if run.weak_prior is not None:
+        weak = _loaded(run.weak_prior, RegisterDenoiser, device).requires_grad_(False)
+        weak = weak if weak.config.condition_width == denoiser.config.condition_width else None
+    return Teacher(denoiser, run.distil_objective, weak)
+
+
+def _loaded(folder: Path, kind: type[Network], device: str) -> Network:
+    network = load_model(folder, device=device)
+    if not isinstance(network, kind):
+        raise ValueError(f"{folder} holds a {type(network).__name__}, not a {kind.__name__}")
+    return network.eval()
 
 
 def _denoiser(

@@ -1,6 +1,7 @@
 """Floating-point operations of training, and the matrix rate of a device: their ratio is the MFU."""
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -10,6 +11,7 @@ from crocodil.models.demasker import DemaskerConfig
 from crocodil.models.llada import LLaDAConfig
 from crocodil.models.register_denoiser import RegisterDenoiserConfig
 from crocodil.models.register_encoder import RegisterEncoderConfig
+from crocodil.objectives import DistilObjective
 from crocodil.seeding import generator_for
 
 # Cost of a step in forward passes: weights trained; only gradients passed through (adapters); no gradients.
@@ -94,6 +96,29 @@ def conditional_flops(
     encoding = encoder_flops(encoder, positions=length + encoder.num_registers)
     condition = (TRAINED if encoder_learns else FROZEN) * encoding
     return prior_flops(denoiser) + (1 - bare_rate) * condition
+
+
+def distilled_flops(
+    teachers: Mapping[str, RegisterDenoiserConfig],
+    encoder: RegisterEncoderConfig | None,
+    *,
+    length: int,
+    objective: DistilObjective,
+    bare_rate: float,
+) -> float:
+    """Stage distilled: a student is called for its jump, for the rest of it and for where it starts.
+
+    Guidance adds to each call of the teacher, and so does self-conditioning. A weak prior counts as its teacher.
+    """
+    flops = 0.0
+    for name, config in teachers.items():
+        per_step = 1 + config.self_conditioned + objective.guiding_calls
+        frozen_calls = 1 + bool(objective.own_rate) + objective.teacher_calls * per_step
+        flops += (TRAINED + FROZEN * frozen_calls) * denoiser_flops(config)
+        if name == "conditional" and encoder is not None:
+            encoding = encoder_flops(encoder, positions=length + encoder.num_registers)
+            flops += (1 - bare_rate) * FROZEN * encoding
+    return flops
 
 
 # ---------------------------------------------------------------- the device

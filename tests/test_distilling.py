@@ -1,0 +1,181 @@
+"""Distillation of a prior into a flow map: exact where the flow is known (decisions D51 and D52)."""
+
+from dataclasses import replace
+
+import pytest
+import tiny
+import torch
+from torch import nn
+
+from crocodil.models.register_denoiser import flow_map_of
+from crocodil.objectives import DistilObjective, PriorObjective, distilled_loss
+from crocodil.processes.gaussian import (
+    Denoised,
+    block_offsets,
+    ddim,
+    ddim_step,
+    ddim_times,
+    first_part,
+    signal_and_noise_level,
+)
+from crocodil.processes.registers import block_index
+from crocodil.sampling.algorithms import draw_registers
+from crocodil.sampling.configs import Drawing
+from crocodil.sampling.cost import Cost
+from crocodil.sampling.guidance import FlowMap
+from crocodil.seeding import generator_for
+
+MEAN, STD = torch.tensor([[0.5, -0.3], [0.1, 0.0]]), torch.tensor([[0.3, 1.2], [0.8, 0.5]])
+
+
+class GaussianPrior:
+    """Independent Gaussian coordinates: prediction and flow are known."""
+
+    width = 2
+
+    def __call__(self, noisy, time):
+        signal, noise = levels(time)
+        return MEAN + signal * STD**2 / (signal**2 * STD**2 + noise**2) * (noisy - signal * MEAN)
+
+    def flow(self, noisy, time, end):
+        """A coordinate keeps its place in standard deviations."""
+        (signal, noise), (end_signal, end_noise) = levels(time), levels(end)
+        spread = ((end_signal**2 * STD**2 + end_noise**2) / (signal**2 * STD**2 + noise**2)).sqrt()
+        return end_signal * MEAN + spread * (noisy - signal * MEAN)
+
+    def data(self, streams):
+        return MEAN + STD * streams.at("data").normal(2, 2)
+
+
+class TwoPointPrior:
+    """Every coordinate is -1 or 1: pure noise flows to its sign."""
+
+    width = 1
+
+    def __call__(self, noisy, time):
+        signal, noise = levels(time)
+        return torch.tanh(signal * noisy / noise.clamp(min=1e-3) ** 2)
+
+    def flow(self, noise, time, end):
+        assert not end.any()
+        return noise.sign()
+
+    def data(self, streams):
+        return streams.at("data").normal(2, 1).sign()
+
+
+def levels(time):
+    return tuple(level[..., None] for level in signal_and_noise_level(time))
+
+
+def test_two_steps_are_one_step_with_a_weighted_mean_of_their_predictions():
+    noisy, first, second = (tiny.streams(4, name).normal(3, 2) for name in ("noisy", "first", "second"))
+    times = tiny.streams(4, "times").uniform(3, 3).sort(dim=1, descending=True).values
+    times[:, 2, 0] = 0  # ends clean
+    times[0, 1], times[1, 0], times[2, 1:] = times[0, 0], times[1, 1], 0  # registers that one step does not move
+    time, middle, end = times.unbind(dim=1)
+    two = ddim_step(ddim_step(noisy, first, time, middle), second, middle, end)
+    joined = second.lerp(first, first_part(time, middle, end)[..., None])
+    assert torch.allclose(ddim_step(noisy, joined, time, end), two, atol=1e-5)
+
+
+def test_the_exact_flow_map_is_what_the_loss_asks_for():
+    """Its loss is the error of the teacher's short steps, far below that of the teacher as its own student."""
+    prior, streams = GaussianPrior(), tiny.streams(200)
+    objective = DistilObjective(teacher_steps=200, same_time_rate=0.0)
+
+    def exact(noisy, time, end_time):
+        """The prediction with which a DDIM step ends where the flow does."""
+        (signal, noise), (end_signal, end_noise) = levels(time), levels(end_time)
+        whole = end_signal * noise - signal * end_noise
+        reached = prior.flow(noisy, time, end_time) * noise - end_noise * noisy
+        return (reached / whole.where(whole > 1e-4, 1)).where(whole > 1e-4, prior(noisy, time))
+
+    def loss(student):
+        kinds = {"objective": objective, "prior_objective": PriorObjective()}
+        return distilled_loss(student, prior, prior.data(streams), streams=streams, **kinds).item()
+
+    assert loss(exact) < loss(lambda noisy, time, end_time: prior(noisy, time)) / 300
+
+
+class Student(nn.Module):
+    """A small network that begins as its teacher."""
+
+    def __init__(self, teacher):
+        super().__init__()
+        self.teacher = teacher
+        self.net = nn.Sequential(
+            nn.Linear(4 * teacher.width + 4, 64), nn.SiLU(), nn.Linear(64, 64), nn.SiLU(),
+            nn.Linear(64, teacher.width),
+        )  # fmt: skip
+        for parameter in self.net[-1].parameters():
+            nn.init.zeros_(parameter)
+
+    def forward(self, noisy, time, end_time):
+        first = self.teacher(noisy, time)
+        known = [noisy, first, torch.tanh(4 * noisy), torch.tanh(16 * noisy), *levels(time), *levels(end_time)]
+        return first + self.net(torch.cat(known, dim=-1))
+
+
+@pytest.mark.parametrize("prior", [GaussianPrior(), TwoPointPrior()], ids=lambda prior: type(prior).__name__)
+def test_a_distilled_prior_draws_in_four_steps_what_the_exact_flow_gives(prior):
+    torch.manual_seed(0)
+    student = Student(prior)
+    kinds = {
+        "objective": DistilObjective(teacher_steps=16, same_time_rate=0.1, own_rate=0.0),
+        "prior_objective": PriorObjective(),
+    }
+    tiny.overfit(
+        lambda streams: distilled_loss(student, prior, prior.data(streams), streams=streams, **kinds),
+        student,
+        steps=50,
+        count=256,
+    )
+    noise, offsets = tiny.streams(300, "noise").normal(2, prior.width), block_offsets(block_index(2), largest=0.1)
+    exact = prior.flow(noise, torch.ones(300, 2), torch.zeros(300, 2))
+
+    def error(denoise):
+        with torch.no_grad():
+            drawn = ddim(denoise, noise, ddim_times(4, offsets), offsets=offsets)
+        return (drawn - exact).square().mean().sqrt()
+
+    assert error(FlowMap(student)) < 0.1
+    assert error(lambda noisy, time, _, last: Denoised(prior(noisy, time), last)) > 0.18
+
+
+# ---------------------------------------------------------------- the network, and draws from it
+
+
+def test_a_student_begins_as_its_teacher_whatever_the_end_time():
+    teacher = tiny.denoiser(replace(tiny.CONDITIONAL, self_conditioned=True, standardised=True))
+    teacher.statistics.add_(0.5)
+    student, noisy, time = flow_map_of(teacher, generator_for("student")), tiny.bank(3), torch.rand(3, 6)
+    condition = tiny.bank(3).flip(0)
+    with torch.no_grad():
+        expected = teacher(noisy, time, condition=condition)
+        for end_time in (None, time, 0.3 * time):
+            assert torch.equal(student(noisy, time, end_time=end_time, condition=condition), expected)
+    assert torch.equal(student.statistics, teacher.statistics)
+    assert not student.config.self_conditioned
+    with pytest.raises(ValueError, match="no flow map: call it without end_time"):
+        teacher(noisy, time, end_time=time)
+    with pytest.raises(ValueError, match="is not self_conditioned: one step is one call"):
+        replace(student.config, self_conditioned=True)
+
+
+def test_a_distilled_prior_takes_one_call_per_step_to_the_time_that_the_step_goes_to():
+    student, seen = flow_map_of(tiny.denoiser(), generator_for("student")), []
+    student.register_forward_pre_hook(
+        lambda _, args, options: seen.append((args[1], options["end_time"])), with_kwargs=True
+    )
+    options = {"shape": (6, 16), "num_steps": 3, "flow_map": True, "streams": tiny.streams(2)}
+    drawn = draw_registers(student, Drawing(), **options)
+    assert drawn.cost == Cost(denoiser_calls=3)
+    (first, second), (third, fourth), (fifth, last) = seen
+    assert first.min() == 1
+    assert torch.equal(second, third)
+    assert torch.equal(fourth, fifth)
+    assert last.max() == 0
+    for knobs in ({"eta": 1.0}, {"pag_scale": 2.0}, {"self_cond_scale": 2.0}, {"autoguidance": 2.0}):
+        with pytest.raises(ValueError, match="distilled, with its guidance inside: use eta 0, pag_scale 0"):
+            draw_registers(student, Drawing(**knobs), **options)
