@@ -4,11 +4,13 @@ import os
 import sys
 from pathlib import Path
 
+import jaxtyping
 import pytest
-from jaxtyping import install_import_hook
+import typecheck
 
 os.environ["HF_HUB_OFFLINE"] = "1"
-install_import_hook("crocodil", "typecheck.typechecked")
+jaxtyping.jaxtyped = typecheck.jaxtyped  # the import hook puts it on every function and class
+jaxtyping.install_import_hook("crocodil", "typecheck.typechecked")
 sys.path.insert(0, str(Path(__file__).parent / "corpus"))
 
 
