@@ -9,7 +9,7 @@ import pytest
 import typecheck
 
 os.environ["HF_HUB_OFFLINE"] = "1"
-jaxtyping.jaxtyped = typecheck.jaxtyped  # the import hook puts it on every function and class
+jaxtyping.jaxtyped = typecheck.checked  # the import hook puts it on every function and class
 jaxtyping.install_import_hook("crocodil", "typecheck.typechecked")
 sys.path.insert(0, str(Path(__file__).parent / "corpus"))
 
@@ -48,9 +48,18 @@ def corpus(tmp_path_factory):
     return build(recipe, root / "corpus", num_processes=1)
 
 
+@pytest.fixture
+def short_validation(monkeypatch):
+    """Validation at one mask probability, one time and with one step: else it takes most of a short run."""
+    from crocodil.training import validation
+
+    for name, value in (("MASK_PROBS", (0.5,)), ("TIMES", (0.5,)), ("NUM_DRAW_STEPS", 1)):
+        monkeypatch.setattr(validation, name, value)
+
+
 @pytest.fixture(scope="session")
 def trained(corpus, tmp_path_factory):
     """A run with all stages finished, in a third of the steps; the tests of training have one with all steps."""
     from tiny_run import trained_run
 
-    return trained_run(corpus, tmp_path_factory.mktemp("run"), num_steps=40)
+    return trained_run(corpus, tmp_path_factory.mktemp("run"), base=40, guided=40, prior=40, conditional=40)

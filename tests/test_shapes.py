@@ -1,7 +1,7 @@
 import pytest
 import tiny
 import torch
-from beartype.roar import BeartypeCallHintParamViolation, BeartypeCallHintReturnViolation
+from beartype.roar import BeartypeCallHintParamViolation
 from tiny import MASK
 
 from crocodil.processes.masking import mask_tokens

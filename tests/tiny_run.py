@@ -1,41 +1,24 @@
-"""Train all stages of the preset `tiny`, as a script: shapes are not checked here, which takes half the time.
+"""Train all stages of the preset `tiny` in a process of its own."""
 
-python tests/tiny_run.py CORPUS OUT [STEPS]
-"""
-
-import subprocess
-import sys
-from dataclasses import replace
 from pathlib import Path
 
+import forked
+
 from crocodil.corpus.shards import Corpus
-from crocodil.presets.runs import tiny
+from crocodil.presets.runs import tiny, with_changes
 from crocodil.training.run import STAGES, run_stage
 from crocodil.training.stage_setup import Workspace
 
 
-def main(directory: Path, out: Path, num_steps: int | None) -> None:
+def train_all(directory: Path, out: Path, num_steps: dict[str, int]) -> None:
     corpus = Corpus(directory)
-    run = tiny(corpus)
-    if num_steps is not None:
-        loops = [name for name in vars(run) if name.endswith("_loop")]
-        run = replace(run, **{name: replace(getattr(run, name), num_steps=num_steps) for name in loops})
+    run = with_changes(tiny(corpus), [f"{stage}_loop.num_steps={number}" for stage, number in num_steps.items()])
     for stage in STAGES:
         assert run_stage(stage, run, Workspace(corpus, out, out))
 
 
-def trained_run(corpus: Corpus, out: Path, num_steps: int | None = None) -> Path:
-    """Return a run directory with all stages finished, trained by another process."""
-    steps = [] if num_steps is None else [str(num_steps)]
-    done = subprocess.run(
-        [sys.executable, __file__, str(corpus.directory), str(out), *steps],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+def trained_run(corpus: Corpus, out: Path, **num_steps: int) -> Path:
+    """Return a run directory with all stages finished, in the preset's steps or in `num_steps` of a stage."""
+    done = forked.run(train_all, corpus.directory, out, num_steps, out=out.parent / f"{out.name}-printed")
     assert done.returncode == 0, done.stderr[-2000:]
     return out
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]) if len(sys.argv) > 3 else None)
