@@ -50,10 +50,12 @@ def corpus(tmp_path_factory):
 
 @pytest.fixture
 def short_validation(monkeypatch):
-    """Validation at one mask probability, one time and with one step: else it takes most of a short run."""
+    """Validation at one mask probability, one time and with one step."""
+    from tiny_run import SHORT_VALIDATION
+
     from crocodil.training import validation
 
-    for name, value in (("MASK_PROBS", (0.5,)), ("TIMES", (0.5,)), ("NUM_DRAW_STEPS", 1)):
+    for name, value in SHORT_VALIDATION.items():
         monkeypatch.setattr(validation, name, value)
 
 
@@ -62,4 +64,5 @@ def trained(corpus, tmp_path_factory):
     """A run with all stages finished, in a third of the steps; the tests of training have one with all steps."""
     from tiny_run import trained_run
 
-    return trained_run(corpus, tmp_path_factory.mktemp("run"), base=40, guided=40, prior=40, conditional=40)
+    out = tmp_path_factory.mktemp("run")
+    return trained_run(corpus, out, validates=False, base=40, guided=40, prior=40, conditional=40)

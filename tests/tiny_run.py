@@ -6,19 +6,27 @@ import forked
 
 from crocodil.corpus.shards import Corpus
 from crocodil.presets.runs import tiny, with_changes
+from crocodil.training import validation
 from crocodil.training.run import STAGES, run_stage
 from crocodil.training.stage_setup import Workspace
 
+# In place of the constants of `validation`, which takes most of the time of a short run.
+SHORT_VALIDATION = {"MASK_PROBS": (0.5,), "TIMES": (0.5,), "NUM_DRAW_STEPS": 1}
 
-def train_all(directory: Path, out: Path, num_steps: dict[str, int]) -> None:
+
+def train_all(directory: Path, out: Path, num_steps: dict[str, int], validates: bool) -> None:
+    if not validates:
+        for name, value in SHORT_VALIDATION.items():
+            setattr(validation, name, value)
     corpus = Corpus(directory)
     run = with_changes(tiny(corpus), [f"{stage}_loop.num_steps={number}" for stage, number in num_steps.items()])
     for stage in STAGES:
         assert run_stage(stage, run, Workspace(corpus, out, out))
 
 
-def trained_run(corpus: Corpus, out: Path, **num_steps: int) -> Path:
+def trained_run(corpus: Corpus, out: Path, *, validates: bool = True, **num_steps: int) -> Path:
     """Return a run directory with all stages finished, in the preset's steps or in `num_steps` of a stage."""
-    done = forked.run(train_all, corpus.directory, out, num_steps, out=out.parent / f"{out.name}-printed")
+    work = (train_all, corpus.directory, out, num_steps, validates)
+    done = forked.run(*work, out=out.parent / f"{out.name}-printed")
     assert done.returncode == 0, done.stderr[-2000:]
     return out

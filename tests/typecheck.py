@@ -1,21 +1,20 @@
 """The checker of the annotations of `crocodil` while the tests run: beartype, which lets an int stand for a float.
 
-jaxtyping's own decorator binds the arguments of every call and checks them twice, which takes half of the time of
-the tests. Here arguments are checked once, and only a function with a shape among its annotations binds them, so
-that a size such as "B" is the same within one call.
+jaxtyping's own decorator binds the arguments of every call and checks them twice. Here they are checked once, and
+only a function with a shape among its annotations has a scope, in which a size such as "B" has one value.
 """
 
 import dataclasses
 import inspect
 from collections.abc import Iterator
+from functools import wraps
 from typing import Any, ForwardRef, Literal, get_args, get_origin
 
 import jaxtyping
 from beartype import BeartypeConf, beartype
 
 typechecked = beartype(conf=BeartypeConf(is_pep484_tower=True))
-_with_sizes = jaxtyping.jaxtyped(typechecker=None)
-_jaxtyped = jaxtyping.jaxtyped(typechecker=typechecked)  # passes names that are imported for mypy alone
+_jaxtyped = jaxtyping.jaxtyped
 
 
 def checked(thing: Any = None, *, typechecker: object = None) -> Any:
@@ -27,11 +26,24 @@ def checked(thing: Any = None, *, typechecker: object = None) -> Any:
             thing.__init__ = checked(thing.__init__)
         return thing
     parts = [part for annotation in thing.__annotations__.values() for part in _parts(annotation)]
+    shapes = [part for part in parts if inspect.isclass(part) and issubclass(part, jaxtyping.AbstractArray)]
     own_class = thing.__qualname__.split(".")[0]
-    if any(isinstance(part, str | ForwardRef) and part != own_class for part in parts):
-        return _jaxtyped(thing)
-    has_shapes = any(inspect.isclass(part) and issubclass(part, jaxtyping.AbstractArray) for part in parts)
-    return _with_sizes(typechecked(thing)) if has_shapes else typechecked(thing)
+    if (
+        inspect.isgeneratorfunction(thing)
+        or any(isinstance(part, str | ForwardRef) and part != own_class for part in parts)  # only mypy knows it
+        or any("{" in shape.dim_str for shape in shapes)  # a size that an argument gives
+    ):
+        return _jaxtyped(thing, typechecker=typechecked)
+    return _in_a_scope(typechecked(thing)) if shapes else typechecked(thing)
+
+
+def _in_a_scope(function: Any) -> Any:
+    @wraps(function)
+    def call(*args: Any, **options: Any) -> Any:
+        with _jaxtyped("context"):
+            return function(*args, **options)
+
+    return call
 
 
 def _parts(annotation: Any) -> Iterator[Any]:

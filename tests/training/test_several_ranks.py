@@ -8,6 +8,7 @@ import forked
 import numpy as np
 import pytest
 import torch
+from tiny_run import SHORT_VALIDATION
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from crocodil.checkpoints.format import load_model
@@ -41,8 +42,8 @@ def short(corpus):
 
 def train_all(corpus, out, ranks):
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in (("MASK_PROBS", (0.5,)), ("TIMES", (0.5,)), ("NUM_DRAW_STEPS", 1)):
-            patch.setattr(validation, name, value)  # most of the time of a short run
+        for name, value in SHORT_VALIDATION.items():
+            patch.setattr(validation, name, value)
         for stage in STAGES:
             assert run_stage(stage, short(corpus), Workspace(corpus, out, out, ranks))
 
