@@ -4,11 +4,13 @@ import os
 import sys
 from pathlib import Path
 
+import jaxtyping
 import pytest
-from jaxtyping import install_import_hook
+import typecheck
 
 os.environ["HF_HUB_OFFLINE"] = "1"
-install_import_hook("crocodil", "typecheck.typechecked")
+jaxtyping.jaxtyped = typecheck.checked  # the import hook puts it on every function and class
+jaxtyping.install_import_hook("crocodil", "typecheck.typechecked")
 sys.path.insert(0, str(Path(__file__).parent / "corpus"))
 
 
@@ -46,9 +48,21 @@ def corpus(tmp_path_factory):
     return build(recipe, root / "corpus", num_processes=1)
 
 
+@pytest.fixture
+def short_validation(monkeypatch):
+    """Validation at one mask probability, one time and with one step."""
+    from tiny_run import SHORT_VALIDATION
+
+    from crocodil.training import validation
+
+    for name, value in SHORT_VALIDATION.items():
+        monkeypatch.setattr(validation, name, value)
+
+
 @pytest.fixture(scope="session")
 def trained(corpus, tmp_path_factory):
     """A run with all stages finished, in a third of the steps; the tests of training have one with all steps."""
     from tiny_run import trained_run
 
-    return trained_run(corpus, tmp_path_factory.mktemp("run"), num_steps=40)
+    out = tmp_path_factory.mktemp("run")
+    return trained_run(corpus, out, validates=False, base=40, guided=40, prior=40, conditional=40)

@@ -1,5 +1,6 @@
 """The command line: a mistake is a one-line error, before torch is imported; help, old names and output files."""
 
+import json
 import subprocess
 import sys
 from dataclasses import field, fields
@@ -81,44 +82,59 @@ def test_a_mistake_is_one_line_that_names_it(capsys, monkeypatch, arguments, mes
     assert "Value error" not in message_line
 
 
-WITHOUT_TORCH = """
-import sys
+WITHOUT_TORCH = [
+    ["--version"],
+    ["--help"],
+    ["generate", "--method", "nosuch"],
+    ["generate", "--calls", "7", "--block-size", "64"],
+    ["generate", "--model", "nowhere"],
+    ["autoencode", "nowhere.py"],
+    ["verify"],
+    ["train", "guided", "--preset", "nosuch"],
+    ["train", "guided", "--data", "nowhere", "--out", "out"],
+    ["generate", "--help"],
+    ["generate", "--out-dir", "/"],
+    ["export", "nowhere", "--data", "nowhere", "--out", "out"],
+    ["reproduce", "nosuch"],
+    ["reproduce", "all", "--data", "nowhere"],
+    ["evaluate", "--split", "nosuch"],
+    ["corpus", "show", "nowhere"],
+    ["judges", "install", "nosuch"],
+]
+# One process imports the command line and forks one for every command.
+FORK_FOR_EACH = """
+import json, os, sys, traceback
 from crocodil.cli import main
-sys.argv = ["crocodil", *sys.argv[1:]]
-try:
-    main()
-finally:
-    print(sorted({"torch", "transformers"} & set(sys.modules)))
+
+for arguments in json.load(sys.stdin):
+    sys.stdout.flush()
+    if not os.fork():
+        os.dup2(1, 2)
+        sys.argv = ["crocodil", *arguments]
+        try:
+            main()
+        except SystemExit:
+            pass
+        except BaseException:
+            traceback.print_exc()
+        print(f"\\n{arguments}:", sorted({"torch", "transformers"} & set(sys.modules)), flush=True)
+        os._exit(0)
+    os.wait()
 """
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["--version"],
-        ["--help"],
-        ["generate", "--method", "nosuch"],
-        ["generate", "--calls", "7", "--block-size", "64"],
-        ["generate", "--model", "nowhere"],
-        ["autoencode", "nowhere.py"],
-        ["verify"],
-        ["train", "guided", "--preset", "nosuch"],
-        ["train", "guided", "--data", "nowhere", "--out", "out"],
-        ["generate", "--help"],
-        ["generate", "--out-dir", "/"],
-        ["export", "nowhere", "--data", "nowhere", "--out", "out"],
-        ["reproduce", "nosuch"],
-        ["reproduce", "all", "--data", "nowhere"],
-        ["evaluate", "--split", "nosuch"],
-        ["corpus", "show", "nowhere"],
-        ["judges", "install", "nosuch"],
-    ],
-)
-def test_what_needs_no_network_is_answered_without_torch(arguments):
-    command = [sys.executable, "-c", WITHOUT_TORCH, *arguments]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert result.stdout.splitlines()[-1] == "[]"
-    assert "Traceback" not in result.stderr
+@pytest.fixture(scope="module")
+def answers():
+    """What all commands print, and after each of them the modules that it loaded."""
+    command = [sys.executable, "-c", FORK_FOR_EACH]
+    given = json.dumps(WITHOUT_TORCH)
+    return subprocess.run(command, input=given, capture_output=True, text=True, check=True).stdout
+
+
+@pytest.mark.parametrize("arguments", WITHOUT_TORCH)
+def test_what_needs_no_network_is_answered_without_torch(answers, arguments):
+    assert f"\n{arguments}: []\n" in answers
+    assert "Traceback" not in answers
 
 
 def test_the_version_is_printed(capsys, monkeypatch):

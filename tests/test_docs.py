@@ -399,16 +399,14 @@ def things(corpus, trained, tmp_path_factory):
     }
 
 
+@pytest.mark.usefixtures("short_validation")
 @pytest.mark.parametrize("page", [page for page in RUN if any(map(is_run, blocks(page)))], ids=name_of)
 def test_the_code_blocks_of_a_page_run(page, things, tmp_path, monkeypatch):
     from crocodil.pipeline import settings
-    from crocodil.training import validation
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CROCODIL_CACHE", str(things["cache"]))
     monkeypatch.setattr(settings, "BUILTIN", "")  # so that `builtin` is a folder like any other: the tiny model
-    for name, value in (("MASK_PROBS", (0.5,)), ("TIMES", (0.5,)), ("NUM_DRAW_STEPS", 1)):
-        monkeypatch.setattr(validation, name, value)  # most of the time of a short run
     shell, namespace = Shell(tmp_path, things), dict.fromkeys(TEXTS, PROGRAMS * 4)
     for block in filter(is_run, blocks(page)):
         if block.is_shell:

@@ -297,13 +297,13 @@ def test_the_loop_equals_the_clear_one_token_for_token_and_call_for_call(case, i
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("settled", [False, True])
 def test_where_only_some_tokens_may_stand_the_loop_equals_the_clear_one_and_no_other_is_put(case, settled):
-    how, streams, demask = decoding(**CASES[case]), tiny.streams(6), Guided(tiny.demasker())
-    canvas, allowed = empty_canvas(6, how), some_allowed(6)
+    how, streams, demask = decoding(**CASES[case]), tiny.streams(3), Guided(tiny.demasker())
+    canvas, allowed = empty_canvas(3, how), some_allowed(3)
     if settled:
         canvas, cost = settle(demask, canvas, how, allowed, streams=streams)
         assert torch.equal(canvas != MASK, allowed.row > 0)
         assert cost == Cost(demasker_calls=1)
-    how_else = {"registers": tiny.bank(6), "streams": streams}
+    how_else = {"registers": tiny.bank(3), "streams": streams}
     fast, history = watched(demask, canvas, how, allowed=allowed, **how_else)
     clear = clear_decode(
         demask, Canvas(canvas, MASK, how.eos_id, allowed), how.decoding, plan=how.plan, **how_else
@@ -313,9 +313,9 @@ def test_where_only_some_tokens_may_stand_the_loop_equals_the_clear_one_and_no_o
     for state in [*history, fast.tokens]:
         fits = allowed.tokens[allowed.row].gather(2, state[..., None])[..., 0]
         assert (fits | (state == MASK)).all()
-    for i in range(6):
+    for i in range(3):
         one = torch.tensor([i])
-        how_else = {"registers": tiny.bank(6)[one], "streams": streams[one], "allowed": allowed.of_samples(one)}
+        how_else = {"registers": tiny.bank(3)[one], "streams": streams[one], "allowed": allowed.of_samples(one)}
         assert torch.equal(fast.tokens[one], decode(demask, canvas[one], how, **how_else).tokens)
 
 

@@ -1,7 +1,7 @@
 import pytest
 import tiny
 import torch
-from jaxtyping import TypeCheckError
+from beartype.roar import BeartypeCallHintParamViolation
 from tiny import MASK
 
 from crocodil.processes.masking import mask_tokens
@@ -10,11 +10,11 @@ from crocodil.processes.registers import interpolate
 
 def test_a_wrong_shape_is_refused_while_tests_run():
     tokens, streams = tiny.programs(3, 8), tiny.streams(3)
-    with pytest.raises(TypeCheckError, match="mask_prob"):
+    with pytest.raises(BeartypeCallHintParamViolation, match="mask_prob"):
         mask_tokens(tokens, torch.full((3, 1), 0.5), mask_id=MASK, streams=streams)
-    with pytest.raises(TypeCheckError, match="tokens"):
+    with pytest.raises(BeartypeCallHintParamViolation, match="tokens"):
         mask_tokens(tokens.float(), torch.full((3,), 0.5), mask_id=MASK, streams=streams)
-    with pytest.raises(TypeCheckError, match="second"):
+    with pytest.raises(BeartypeCallHintParamViolation, match="second"):
         interpolate(tiny.bank(3), tiny.bank(2), mix_weight=0.5)
 
 

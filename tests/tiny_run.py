@@ -1,44 +1,35 @@
-"""Train the stages of the preset `tiny`, as a script: shapes are not checked here, which takes half the time.
+"""Train the stages of the preset `tiny` in a process of its own.
 
 Stage distilled is left out: a model of the run would have its priors instead of theirs.
-
-
-python tests/tiny_run.py CORPUS OUT [STEPS]
 """
 
-import subprocess
-import sys
-from dataclasses import replace
 from pathlib import Path
 
+import forked
+
 from crocodil.corpus.shards import Corpus
-from crocodil.presets.runs import tiny
+from crocodil.presets.runs import tiny, with_changes
+from crocodil.training import validation
 from crocodil.training.run import STAGES, run_stage
 from crocodil.training.stage_setup import Workspace
 
+# In place of the constants of `validation`, which takes most of the time of a short run.
+SHORT_VALIDATION = {"MASK_PROBS": (0.5,), "TIMES": (0.5,), "NUM_DRAW_STEPS": 1}
 
-def main(directory: Path, out: Path, num_steps: int | None) -> None:
+
+def train_all(directory: Path, out: Path, num_steps: dict[str, int], validates: bool) -> None:
+    if not validates:
+        for name, value in SHORT_VALIDATION.items():
+            setattr(validation, name, value)
     corpus = Corpus(directory)
-    run = tiny(corpus)
-    if num_steps is not None:
-        loops = [name for name in vars(run) if name.endswith("_loop")]
-        run = replace(run, **{name: replace(getattr(run, name), num_steps=num_steps) for name in loops})
+    run = with_changes(tiny(corpus), [f"{stage}_loop.num_steps={number}" for stage, number in num_steps.items()])
     for stage in STAGES[:-1]:
         assert run_stage(stage, run, Workspace(corpus, out, out))
 
 
-def trained_run(corpus: Corpus, out: Path, num_steps: int | None = None) -> Path:
-    """Return a run directory with all stages but distilled finished, trained by another process."""
-    steps = [] if num_steps is None else [str(num_steps)]
-    done = subprocess.run(
-        [sys.executable, __file__, str(corpus.directory), str(out), *steps],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+def trained_run(corpus: Corpus, out: Path, *, validates: bool = True, **num_steps: int) -> Path:
+    """Return a run directory with all stages but distilled finished, in the preset's steps or in `num_steps`."""
+    work = (train_all, corpus.directory, out, num_steps, validates)
+    done = forked.run(*work, out=out.parent / f"{out.name}-printed")
     assert done.returncode == 0, done.stderr[-2000:]
     return out
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]) if len(sys.argv) > 3 else None)

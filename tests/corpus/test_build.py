@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 from typer.testing import CliRunner
-from wheels import make_wheel, program
+from wheels import make_registry, make_wheel, program
 
 from crocodil import cli
 from crocodil.cli.root import table
@@ -36,14 +36,32 @@ from crocodil.text.tokenizer import Tokenizer
 NAMES = [f"pack{number:02d}" for number in range(12)] + ["copyleft"]
 
 
-@pytest.fixture
-def recipe(registry):
-    source = Wheels(tuple(lock(NAMES)), wheels_per_unit=3)
+@pytest.fixture(scope="module")
+def pinned(tmp_path_factory):
+    """The recipe of a corpus of all wheels, in three units."""
+    with pytest.MonkeyPatch.context() as patch:
+        make_registry(tmp_path_factory.mktemp("pinned") / "registry", patch)
+        source = Wheels(tuple(lock(NAMES)), wheels_per_unit=5)
     return Recipe(source=source, vocab_size=500, valid_share=0.2, test_share=0.2, shard_chars=8000)
 
 
-def test_a_corpus_is_built_with_its_provenance(recipe, tmp_path):
-    corpus = build(recipe, tmp_path / "out", num_processes=1)
+@pytest.fixture
+def recipe(pinned, registry):
+    """The same recipe, with a registry that has its wheels."""
+    return pinned
+
+
+@pytest.fixture(scope="module")
+def whole(pinned, tmp_path_factory):
+    """The corpus of that recipe, built by one process; nobody changes it."""
+    root = tmp_path_factory.mktemp("whole")
+    with pytest.MonkeyPatch.context() as patch:
+        make_registry(root / "registry", patch)
+        return build(pinned, root / "out", num_processes=1)
+
+
+def test_a_corpus_is_built_with_its_provenance(whole):
+    corpus = whole
     corpus.verify()
     counts = corpus.description["counts"]
     assert counts["read"][0] == 12 * 3 + 1
@@ -54,7 +72,7 @@ def test_a_corpus_is_built_with_its_provenance(recipe, tmp_path):
     assert all(own["packages"] for own in splits.values())
     assert len(splits["train"]["shards"]) > 1
 
-    tokenizer = Tokenizer.load(tmp_path / "out" / "tokenizer.json")
+    tokenizer = Tokenizer.load(corpus.directory / "tokenizer.json")
     for split in splits:
         for shard in corpus.shards(split):
             for row, path in zip(shard.documents, shard.paths, strict=True):
@@ -73,19 +91,18 @@ def test_a_definition_of_a_long_file_is_kept_though_the_file_is_not(registry, tm
     assert corpus.description["counts"]["dropped"]["between and outside the definitions of long files"][0] == 1
 
 
-def test_the_number_of_processes_does_not_change_a_byte(recipe, tmp_path):
-    one, two = (build(recipe, tmp_path / f"{n}", num_processes=n) for n in (1, 2))
-    assert one.description["sha256"] == two.description["sha256"]
-    assert len(one.description["sha256"]) > 8
+def test_the_number_of_processes_does_not_change_a_byte(whole, recipe, tmp_path):
+    two = build(recipe, tmp_path / "two", num_processes=2)
+    assert whole.description["sha256"] == two.description["sha256"]
+    assert len(whole.description["sha256"]) > 8
 
 
-def test_the_manifest_rebuilds_the_same_bytes(recipe, registry, tmp_path):
+def test_the_manifest_rebuilds_the_same_bytes(whole, recipe, registry, tmp_path):
     manifest = tmp_path / "manifest.txt"
     manifest.write_text("".join(f"{pin}\n" for pin in recipe.source.pins))
     make_wheel(registry, "pack00", "9.0", files={"pack00/new.py": program("new")})  # published since
-    again = replace(recipe, source=Wheels(tuple(read_manifest(manifest)), wheels_per_unit=3))
-    first, second = build(recipe, tmp_path / "a", num_processes=1), build(again, tmp_path / "b", num_processes=1)
-    assert first.description["sha256"] == second.description["sha256"]
+    again = replace(recipe, source=Wheels(tuple(read_manifest(manifest)), wheels_per_unit=5))
+    assert build(again, tmp_path / "out", num_processes=1).description["sha256"] == whole.description["sha256"]
 
 
 BUILD_IN_A_PROCESS = """
@@ -144,8 +161,7 @@ def test_a_build_that_is_killed_again_and_again_ends_with_the_same_checksums(own
     assert not list(out.rglob(".unfinished-*"))
 
 
-def test_what_a_build_that_was_killed_left_of_a_file_is_no_part_of_the_corpus(recipe, tmp_path):
-    whole = build(recipe, tmp_path / "whole", num_processes=1)
+def test_what_a_build_that_was_killed_left_of_a_file_is_no_part_of_the_corpus(whole, recipe, tmp_path):
     (tmp_path / "killed").mkdir()
     (tmp_path / "killed" / ".unfinished-description").write_text('{"format": ')
     found = build(recipe, tmp_path / "killed", num_processes=1)
@@ -168,9 +184,9 @@ def test_a_full_disk_leaves_nothing_that_is_taken_for_whole(own_files, tmp_path)
     assert checksums(out) == checksums(tmp_path / "whole")
 
 
-def test_a_directory_belongs_to_the_recipe_that_began_it(recipe, tmp_path):
-    first = build(recipe, tmp_path / "out", num_processes=1)
-    assert build(recipe, tmp_path / "out", num_processes=1).description == first.description
+def test_a_directory_belongs_to_the_recipe_that_began_it(whole, recipe, tmp_path):
+    shutil.copytree(whole.directory, tmp_path / "out")
+    assert build(recipe, tmp_path / "out", num_processes=1).description == whole.description
     with pytest.raises(ValueError, match="started with another recipe"):
         build(replace(recipe, vocab_size=600), tmp_path / "out", num_processes=1)
 

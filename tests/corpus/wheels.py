@@ -3,6 +3,8 @@
 import zipfile
 from pathlib import Path
 
+import pytest
+
 MIT = "License-Expression: MIT"
 
 
@@ -37,3 +39,19 @@ def make_wheel(
         archive.writestr(zipfile.ZipInfo(f"{info}/WHEEL"), tags)
         archive.writestr(zipfile.ZipInfo(f"{info}/RECORD"), "")
     return wheel
+
+
+def make_registry(directory: Path, patch: pytest.MonkeyPatch) -> Path:
+    """Make a folder of thirteen wheels, the only registry that pip then knows."""
+    directory.mkdir()
+    for number in range(12):
+        name = f"pack{number:02d}"
+        files = {f"{name}/{part}.py": program(f"{name}{part}", 4) for part in ("one", "two", "three")}
+        make_wheel(directory, name, files=files)
+    make_wheel(directory, "copyleft", files={"c/c.py": program("c")}, metadata="License-Expression: GPL-3.0-only")
+    for variable in ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL"):
+        patch.delenv(variable, raising=False)
+    patch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    patch.setenv("PIP_NO_INDEX", "1")
+    patch.setenv("PIP_FIND_LINKS", str(directory))
+    return directory

@@ -1,11 +1,12 @@
 """A short campaign, and tests that the campaign detects faults."""
 
 import os
-import subprocess
+import runpy
 import sys
 import time
 from pathlib import Path
 
+import forked
 import pytest
 
 from faults.arguments import right_calls, verbs
@@ -17,9 +18,16 @@ from faults.world import World
 ROOT = Path(__file__).parents[2]
 
 
-def test_a_short_campaign_finds_no_fault():
-    command = [sys.executable, "-m", "tests.faults", "--seed", "0", "--inputs", "40", "--kills", "2"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+def campaign(*arguments):
+    """Do what `python -m tests.faults` does."""
+    os.chdir(ROOT)
+    sys.path.insert(0, str(ROOT))
+    sys.argv = ["tests.faults", *arguments]
+    runpy.run_module("tests.faults", run_name="__main__")
+
+
+def test_a_short_campaign_finds_no_fault(tmp_path):
+    done = forked.run(campaign, "--seed", "0", "--inputs", "40", "--kills", "2", out=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
     *_, total = done.stdout.splitlines()
     assert int(total.split()[1]) >= 40

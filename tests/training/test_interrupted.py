@@ -5,13 +5,14 @@ import os
 import resource
 import runpy
 import shutil
-import subprocess
-import sys
+import signal
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 
+import forked
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -30,6 +31,8 @@ from crocodil.training.loop import initial_state, train
 from crocodil.training.record import read_checksummed, write_checksummed
 from crocodil.training.run import run_stage
 from crocodil.training.stage_setup import Workspace, base_stage
+
+pytestmark = pytest.mark.usefixtures("short_validation")
 
 
 def quick(corpus):
@@ -56,50 +59,35 @@ def leftovers(directory):
 
 # ---------------------------------------------------------------- killed
 
-# One process imports, and forks the processes that are killed.
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-sys.path[:0] = [sys.argv[1], os.path.dirname(sys.argv[1])]
-import test_interrupted as here
-import crocodil.runtime.distributed as distributed
-import crocodil.training.run as running
-from crocodil.corpus.shards import Corpus
-from crocodil.training.stage_setup import Workspace
 
-corpus, done, out = Corpus(sys.argv[2]), Path(sys.argv[3]), Path(sys.argv[4])
-
-def dies_at(module, name, count):
+def die_in_second_call(module, name, stage, directory, done, out):
+    """Run a stage in a process that kills itself when a function is called for the second time."""
+    module = import_module(module)
     before, calls = getattr(module, name), []
+
     def dying(*args, **options):
         calls.append(name)
-        if len(calls) == count:
+        if len(calls) == 2:
             os.kill(os.getpid(), signal.SIGKILL)
         return before(*args, **options)
-    setattr(module, name, dying)
 
-for stage, module, name, count in (
-    ("guided", running, "save_model", 2),  # the encoder is written, the demasker is not
-    ("base", distributed, "finish_directory", 2),  # the second checkpoint
-    ("registers", distributed, "finish_directory", 2),  # those of train are there, those of valid are not
-):
-    if not os.fork():
-        dies_at(module, name, count)
-        running.run_stage(stage, here.quick(corpus), Workspace(corpus, out, done))
-        os._exit(0)
-    assert os.wait()[1] == signal.SIGKILL
-"""
+    setattr(module, name, dying)
+    corpus = Corpus(directory)
+    run_stage(stage, quick(corpus), Workspace(corpus, out, done))
 
 
 @pytest.fixture(scope="module")
 def killed(corpus, done, tmp_path_factory):
     """A run in which three stages were killed while they wrote."""
     out = tmp_path_factory.mktemp("killed")
-    here = os.path.dirname(__file__)
-    command = [sys.executable, "-c", KILLED, here, str(corpus.directory), str(done), str(out)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    found = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-    assert found.returncode == 0, found.stderr[-3000:]
+    for stage, module, name in (
+        ("guided", "training.run", "save_model"),  # the encoder is written, the demasker is not
+        ("base", "runtime.distributed", "finish_directory"),  # the second checkpoint
+        ("registers", "runtime.distributed", "finish_directory"),  # train is there, valid is not
+    ):
+        work = (die_in_second_call, f"crocodil.{module}", name, stage, corpus.directory, done, out)
+        found = forked.run(*work, out=out / f"printed-{stage}")
+        assert found.returncode == -signal.SIGKILL, found.stderr[-3000:]
     return out
 
 

@@ -1,16 +1,15 @@
 """Two processes give the losses, weights and registers of one process, and one can load a checkpoint of two."""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 
+import forked
 import numpy as np
 import pytest
 import torch
+from tiny_run import SHORT_VALIDATION
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from crocodil.checkpoints.format import load_model
 from crocodil.corpus.shards import Corpus
@@ -45,8 +44,8 @@ def short(corpus):
 
 def train_all(corpus, out, ranks):
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in (("MASK_PROBS", (0.5,)), ("TIMES", (0.5,)), ("NUM_DRAW_STEPS", 1)):
-            patch.setattr(validation, name, value)  # most of the time of a short run
+        for name, value in SHORT_VALIDATION.items():
+            patch.setattr(validation, name, value)
         for stage in STAGES:
             assert run_stage(stage, short(corpus), Workspace(corpus, out, out, ranks))
 
@@ -54,7 +53,7 @@ def train_all(corpus, out, ranks):
 @pytest.fixture(scope="session")
 def causal_folder(corpus):
     """A causal checkpoint in the vocabulary of the corpus, where `short` reads it."""
-    from tiny_causal import save_causal  # not found by the processes that run this file
+    from tiny_causal import save_causal
 
     folder = corpus.directory.parent / "causal of ranks"
     save_causal(folder)
@@ -68,21 +67,28 @@ def by_one(corpus, causal_folder, tmp_path_factory):
     return out
 
 
+def launch(directory, out):
+    """Train with two ranks as `torchrun --standalone` starts them, but forked."""
+    config = LaunchConfig(
+        min_nodes=1, max_nodes=1, nproc_per_node=2, run_id="ranks", rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0", max_restarts=0, start_method="fork",
+    )  # fmt: skip
+    elastic_launch(config, train_as_rank)(directory, out)
+
+
+def train_as_rank(directory, out):
+    torch.set_num_threads(1)
+    corpus = Corpus(directory)
+    with process_group("cpu") as ranks:
+        train_all(corpus, out, ranks)
+        with pytest.raises(ValueError, match="this stage is finished"):  # the main rank checks, all ranks raise
+            run_stage("base", short(corpus), Workspace(corpus, out, out, ranks))
+
+
 @pytest.fixture(scope="session")
 def by_two(corpus, causal_folder, tmp_path_factory):
     out = tmp_path_factory.mktemp("two")
-    command = [
-        sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone",
-        __file__, str(corpus.directory), str(out),
-    ]  # fmt: skip
-    done = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=240,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
+    done = forked.run(launch, corpus.directory, out, out=out / "printed")
     assert done.returncode == 0, done.stderr[-3000:]
     return out
 
@@ -138,11 +144,3 @@ def test_ranks_share_a_batch_without_gap_or_overlap():
     config = LoopConfig(num_steps=1, batch_size=6, learning_rate=1.0, num_accumulated=2)
     with pytest.raises(ValueError, match="2 ranks do not divide a micro-batch of 3"):
         list(config.micro_batches(Ranks(0, 2)))
-
-
-if __name__ == "__main__":
-    with process_group("cpu") as ranks:
-        corpus, out = Corpus(sys.argv[1]), Path(sys.argv[2])
-        train_all(corpus, out, ranks)
-        with pytest.raises(ValueError, match="this stage is finished"):  # the main rank checks, all ranks raise
-            run_stage("base", short(corpus), Workspace(corpus, out, out, ranks))

@@ -3,12 +3,12 @@
 import json
 import os
 import re
+import resource
 import signal
-import subprocess
-import sys
 import time
 from dataclasses import replace
 
+import forked
 import numpy as np
 import pytest
 import torch
@@ -36,11 +36,12 @@ def rows(directory):
 
 
 @pytest.mark.parametrize(
-    ("stage", "bound"), [("base", 2.4), ("guided", 1.6), ("prior", 0.35), ("conditional", 0.35)]
+    ("stage", "num_steps", "bound"),
+    [("base", 120, 2.4), ("guided", 120, 1.6), ("prior", 60, 0.35), ("conditional", 60, 0.35)],
 )
-def test_the_loss_of_every_stage_falls_below_its_bound(trained, stage, bound):
+def test_the_loss_of_every_stage_falls_below_its_bound(trained, stage, num_steps, bound):
     losses = [row["loss"] for row in rows(trained / stage) if "loss" in row]
-    assert len(losses) == 120
+    assert len(losses) == num_steps
     assert sum(losses[-10:]) / 10 < bound < sum(losses[:10]) / 10
 
 
@@ -79,6 +80,7 @@ def test_cached_registers_are_those_of_the_encoder(trained, corpus):
     assert torch.allclose(cached.batch(ends, "cpu"), fresh, atol=5e-3)
 
 
+@pytest.mark.usefixtures("short_validation")
 @pytest.mark.parametrize("learns", [True, False])
 def test_the_condition_encoder_is_trained_only_if_the_run_says_so(trained, corpus, tmp_path, learns):
     run = tiny(corpus)
@@ -193,7 +195,8 @@ def test_a_distillation_that_cannot_work_is_one_clear_line(trained, corpus, tmp_
 
 
 def test_warm_up_trains_the_encoder_and_the_interface_but_not_the_demasker(trained, corpus):
-    stage, loop = guided_stage(tiny(corpus), Workspace(corpus, trained, trained))
+    run = replace(tiny(corpus), encoder_warmup_steps=3)
+    stage, loop = guided_stage(run, Workspace(corpus, trained, trained))
     state = initial_state(stage, loop)
 
     def moved(steps):
@@ -206,7 +209,7 @@ def test_warm_up_trains_the_encoder_and_the_interface_but_not_the_demasker(train
             if any(not torch.equal(old, new) for old, new in zip(before[name], group, strict=True))
         }
 
-    assert moved(20) == {"encoder", "interface"}
+    assert moved(3) == {"encoder", "interface"}
     assert moved(1) == {"encoder", "interface", "demasker"}
 
 
@@ -242,6 +245,7 @@ def uninterrupted(corpus, tmp_path_factory):
     return weights(out / "base")
 
 
+@pytest.mark.usefixtures("short_validation")
 def test_a_run_stopped_by_its_time_limit_resumes_to_the_same_bits(corpus, tmp_path, uninterrupted):
     workspace = Workspace(corpus, tmp_path, tmp_path)
     for step in range(1, 4):  # out of time after every step
@@ -251,33 +255,26 @@ def test_a_run_stopped_by_its_time_limit_resumes_to_the_same_bits(corpus, tmp_pa
     assert equal(weights(tmp_path / "base"), uninterrupted)
 
 
-SCRIPT = """
-import sys, threading, time, os, signal
-sys.path.insert(0, sys.argv[1])
-import test_training as here
-from pathlib import Path
-from crocodil.corpus.shards import Corpus
-from crocodil.training.run import run_stage
-from crocodil.training.stage_setup import Workspace
-out = Path(sys.argv[3])
-corpus = Corpus(sys.argv[2])
-run_stage("base", here.few_steps(corpus), Workspace(corpus, out, out), resume=(out / "base").exists())
-"""
+def few_steps_of_base(directory, out):
+    """Begin or continue a run, in a process of its own."""
+    corpus = Corpus(directory)
+    run_stage("base", few_steps(corpus), Workspace(corpus, out, out), resume=(out / "base").exists())
 
 
 def test_a_killed_run_resumes_to_the_same_bits(corpus, tmp_path, uninterrupted):
-    command = [sys.executable, "-c", SCRIPT, os.path.dirname(__file__), str(corpus.directory), str(tmp_path)]
-    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    work, printed = (few_steps_of_base, corpus.directory, tmp_path), tmp_path / "printed"
+    process = forked.start(*work, out=printed)
     while not list(tmp_path.glob("base/checkpoints/step-00000004/state.json")):
         time.sleep(0.01)
-        assert process.poll() is None or list(tmp_path.glob("base/checkpoints/step-*"))
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    assert subprocess.run(command, capture_output=True, check=False).returncode == 0
+        assert process.is_alive() or list(tmp_path.glob("base/checkpoints/step-*"))
+    process.kill()
+    process.join()
+    assert forked.run(*work, out=printed).returncode == 0
     assert equal(weights(tmp_path / "base"), uninterrupted)
     assert [row["step"] for row in rows(tmp_path / "base") if "loss" in row] == list(range(1, 13))
 
 
+@pytest.mark.usefixtures("short_validation")
 def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(corpus, tmp_path, uninterrupted):
     workspace = Workspace(corpus, tmp_path, tmp_path)
     stage, loop = base_stage(few_steps(corpus), workspace)
@@ -327,16 +324,16 @@ def test_validation_of_few_programs_at_a_time_gives_the_same_numbers(corpus, tmp
         assert stage.evaluate() == pytest.approx(expected, rel=1e-5)
 
 
+def with_little_room(*arguments):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+    forked.command_line(*arguments)
+
+
 def test_a_full_disk_is_one_clear_line_and_leaves_no_partial_checkpoint(corpus, tmp_path):
     out = tmp_path / "run"
     options = ["--preset", "tiny", "--data", str(corpus.directory), "--out", str(out), "--device", "cpu"]
     options += ["--set", "base_loop.num_steps=2"]
-    limited = (
-        "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000)); "
-        "from crocodil.cli import main; main()"
-    )
-    command = [sys.executable, "-c", limited, "train", "base", *options]
-    failed = subprocess.run(command, capture_output=True, text=True, check=False)
+    failed = forked.run(with_little_room, "train", "base", *options, out=tmp_path / "printed")
     assert failed.returncode == 1
     assert "Traceback" not in failed.stderr
     assert re.search(r"crocodil: .*(too large|space)", failed.stderr)
@@ -371,6 +368,7 @@ def test_the_learning_rate_warms_up_holds_and_decays():
         replace(cosine, batch_size=10, num_accumulated=3)
 
 
+@pytest.mark.usefixtures("short_validation")
 def test_a_loss_that_is_not_finite_stops_the_run_before_saving_and_says_where(corpus, tmp_path):
     stage, loop = base_stage(few_steps(corpus), Workspace(corpus, tmp_path, tmp_path))
     loss = stage.loss
@@ -423,6 +421,7 @@ def test_a_run_saves_when_it_is_asked_to_stop(corpus, tmp_path):
 def test_the_command_line_trains_resumes_shows_and_estimates(corpus, tmp_path):
     command, data, out = CliRunner(), str(corpus.directory), str(tmp_path / "run")
     options = ["--preset", "tiny", "--data", data, "--out", out, "--device", "cpu"]
+    options += ["--set", "base_loop.num_steps=4"]
     dry = command.invoke(cli.app, ["train", "base", *options, "--dry-run"])
     assert "What the run needs" in dry.output
     assert not (tmp_path / "run").exists()
