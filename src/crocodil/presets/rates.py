@@ -44,6 +44,7 @@ MEASURED = {
 _H200 = Rate(365.0, "estimated: an H200 at 365 TFLOP/s, as measured in stage guided of paper-one-gpu")
 _ASSUMED = {
     "tiny": Rate(0.07, "estimated: 4 CPU cores at 0.07 TFLOP/s, as laptop's base"),
+    "laptop": Rate(0.07, "estimated: 4 CPU cores at 0.07 TFLOP/s, as in its stage base"),
     "small": Rate(116.0, "estimated: an H200 at 116 TFLOP/s, as measured in stage conditional"),
     "medium": Rate(50.0, "estimated: a GPU of 24 GB that reaches 50 TFLOP/s, a third of an RTX 4090's peak"),
     "paper": _H200,

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Iterable
 from dataclasses import fields, is_dataclass, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -344,7 +345,18 @@ def _add_change(tree: dict[str, Any], config: Any, name: str, value: Any) -> Non
 def _check_field(config: Any, name: str, part: str) -> None:
     known = [field.name for field in fields(config)] if is_dataclass(config) else []
     if part not in known:
-        raise ValueError(f"no field {name!r}: instead of {part!r} there are {', '.join(known) or 'no fields'}")
+        raise ValueError(f"no field {name!r}: instead of {part!r} there are {_listed(part, known)}")
+
+
+def _listed(part: str, known: list[str]) -> str:
+    """Return the names of fields as a list; of many, those that are most like the one asked for."""
+    listed = ", ".join(known) or "no fields"
+    if len(listed) <= _LONGEST_LIST:
+        return listed
+    return ", ".join(get_close_matches(part, known) or known[:8]) + " and others (training/run_config.py)"
+
+
+_LONGEST_LIST = 240  # characters
 
 
 def _replace_fields(config: Any, tree: Any) -> Any:
