@@ -62,33 +62,6 @@ class Teacher:
         scales = (wanted.pag_scale, config.self_conditioned, wanted.self_cond_scale)
         return GuidedDenoiser(self.denoiser, *scales, self.weak, wanted.autoguidance)
 
-    def draw(
-        self, condition: Condition | None, drawing: Drawing, num_steps: int, streams: Streams
-    ) -> RegisterBank:
-        """Draw registers as the sampler does."""
-        wanted, config = self.objective, self.denoiser.config
-        networks = [self.denoiser] if self.weak is None else [self.denoiser, self.weak]
-        denoise, *weak = [
-            network if condition is None else partial(network, condition=condition) for network in networks
-        ]
-        guided = Drawing(
-            largest_offset=drawing.largest_offset,
-            time_shift=drawing.time_shift,
-            pag_scale=wanted.pag_scale,
-            self_cond_scale=wanted.self_cond_scale,
-            autoguidance=wanted.autoguidance if weak else 1.0,
-        )
-        return draw_registers(
-            denoise,
-            guided,
-            shape=(config.num_registers, config.register_width),
-            num_steps=num_steps,
-            self_conditioned=config.self_conditioned,
-            unstandardise=self.denoiser.unstandardise,
-            weak=weak[0] if weak else None,
-            streams=streams,
-        ).registers
-
 
 @dataclass
 class DistilledStage:
@@ -216,25 +189,23 @@ class DistilledStage:
     def _draw_metrics(
         self, name: str, registers: RegisterBank, condition: Condition | None, suffix: str
     ) -> dict[str, float]:
-        student, teacher = self.students[name], self.teachers[name]
-        drawing = Drawing(
-            largest_offset=self.prior_objective.largest_offset, time_shift=self.prior_objective.time_shift
+        student = self.students[name]
+        draw = partial(
+            draw_registers,
+            drawing=Drawing(
+                largest_offset=self.prior_objective.largest_offset, time_shift=self.prior_objective.time_shift
+            ),
+            shape=(registers.shape[1], registers.shape[2]),
+            unstandardise=student.unstandardise,
+            streams=Streams.of("valid", samples=range(len(registers)), device=registers.device).at("draw"),
         )
-        streams = Streams.of("valid", samples=range(len(registers)), device=registers.device).at("draw")
         if suffix not in self._teacher_draws:
-            draw = teacher.draw(condition, drawing, validation.NUM_DRAW_STEPS, streams)
-            self._teacher_draws[suffix] = draw
+            teach = self.teachers[name].given(condition)
+            self._teacher_draws[suffix] = draw(teach, num_steps=validation.NUM_DRAW_STEPS).registers
         metrics = {}
         for num_steps in sorted({1, self.objective.draw_steps}):
-            drawn = draw_registers(
-                student if condition is None else partial(student, condition=condition),
-                drawing,
-                shape=(registers.shape[1], registers.shape[2]),
-                num_steps=num_steps,
-                flow_map=True,
-                unstandardise=student.unstandardise,
-                streams=streams,
-            ).registers
+            jump = student if condition is None else partial(student, condition=condition)
+            drawn = draw(jump, num_steps=num_steps, flow_map=True).registers
             distance = (drawn - self._teacher_draws[suffix]).square().mean().item()
             metrics[f"valid distance to the teacher in {num_steps} steps{suffix}"] = distance
         if len(registers) > validation.NUM_NEIGHBOURS:
