@@ -356,7 +356,7 @@ def test_every_knob_is_an_argument_and_stands_in_the_model_file(pipe, tmp_path):
     plain = {**settings["decoding"], **settings["drawing"]}
     decoding, drawing = with_knobs(Decoding(), Drawing(), plain)
     assert (decoding, drawing) == (pipe.settings.decoding, pipe.settings.drawing)
-    with pytest.raises(ValueError, match="no sampling option 'heat': take one of autoguidance, block_size, calls"):
+    with pytest.raises(ValueError, match="no sampling option 'heat': take one of apart, autoguidance, block_size"):
         pipe.generate(1, heat=2)
     with pytest.raises(ValueError, match="no decoding option 'pag_scale'"):
         pipe.autoencode([TEXT], pag_scale=2.0)
