@@ -10,8 +10,9 @@ import torch
 
 from crocodil.metrics.text_statistics import parses_as_python
 from crocodil.pipeline import Crocodil, Method
+from crocodil.presets.changes import with_changes
 from crocodil.presets.rates import hours, rate_of
-from crocodil.presets.runs import assumed_corpus, preset, with_changes
+from crocodil.presets.runs import assumed_corpus, preset
 from crocodil.reproduce.context import parts, with_base
 from crocodil.reproduce.document import as_markdown
 from crocodil.reproduce.experiments import read_all

@@ -8,7 +8,8 @@ from pathlib import Path
 import forked
 
 from crocodil.corpus.shards import Corpus
-from crocodil.presets.runs import tiny, with_changes
+from crocodil.presets.changes import with_changes
+from crocodil.presets.runs import tiny
 from crocodil.training import validation
 from crocodil.training.run import STAGES, run_stage
 from crocodil.training.stage_setup import Workspace

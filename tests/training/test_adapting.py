@@ -15,7 +15,8 @@ from crocodil.checkpoints.llada import llada_name
 from crocodil.corpus.shards import TOKENIZER_FILE
 from crocodil.models.demasker import Demasker
 from crocodil.models.register_encoder import RegisterEncoder
-from crocodil.presets.runs import paper, paper_one_gpu, preset, with_changes
+from crocodil.presets.changes import with_changes
+from crocodil.presets.runs import paper, paper_one_gpu, preset
 from crocodil.runtime.distributed import Ranks
 from crocodil.seeding import generator_for
 from crocodil.text.tokenizer import Tokenizer

@@ -21,7 +21,8 @@ from crocodil.checkpoints.format import load_model
 from crocodil.cli.train import export
 from crocodil.corpus.shards import Corpus
 from crocodil.pipeline import Crocodil
-from crocodil.presets.runs import tiny, with_changes
+from crocodil.presets.changes import with_changes
+from crocodil.presets.runs import tiny
 from crocodil.runtime.atomic import locked, whole_directory
 from crocodil.runtime.distributed import Ranks
 from crocodil.training import checkpointing

@@ -11,6 +11,7 @@ from tiny_causal import save_causal
 from typer.testing import CliRunner
 
 from crocodil import cli
+from crocodil.presets.changes import with_changes
 from crocodil.presets.runs import (
     ABLATIONS,
     FROM_CAUSAL,
@@ -18,7 +19,6 @@ from crocodil.presets.runs import (
     FROM_SCRATCH,
     assumed_corpus,
     tiny,
-    with_changes,
 )
 from crocodil.presets.runs import preset as preset_of
 from crocodil.runtime.devices import checked_device

@@ -117,7 +117,8 @@ def train(
     for model in (llada, qwen, causal):  # the options and the corpus are right: fetch weights from the hub
         _folder(model, MODEL_FILES)
 
-    from crocodil.presets.runs import FROM_CAUSAL, with_changes
+    from crocodil.presets.changes import with_changes
+    from crocodil.presets.runs import FROM_CAUSAL
     from crocodil.runtime.devices import checked_device, default_device
     from crocodil.runtime.distributed import process_group
     from crocodil.training.run import run_stage
@@ -225,7 +226,8 @@ def _show_estimates(
     """Print what each stage of the run needs. Without a corpus, its size is assumed."""
     from crocodil.checkpoints.causal import read_causal_config
     from crocodil.corpus.shards import Corpus
-    from crocodil.presets.runs import assumed_corpus, with_changes
+    from crocodil.presets.changes import with_changes
+    from crocodil.presets.runs import assumed_corpus
     from crocodil.training.pruning import spaced_layers
     from crocodil.training.run import STAGES
 
