@@ -2,14 +2,14 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test docs faults venv format types unit unit-training unit-others clean
+.PHONY: demo test docs faults venv format types unit unit-folders unit-files clean
 .DELETE_ON_ERROR:
 
 demo: venv  ## three programs from the built-in model, and one that it autoencodes
 	$(BIN)/python examples/demo.py
 
 test: venv  ## style, types and every test that needs no accelerator
-	$(MAKE) --no-print-directory --jobs=2 --output-sync=target unit-others unit-training format types
+	$(MAKE) --no-print-directory --jobs=2 --output-sync=target unit-files unit-folders format types
 
 docs: .venv/docs-ready  ## the documentation site in site/; a broken link or a missing page is an error
 	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet --builder html docs site
@@ -35,16 +35,16 @@ format: venv
 types: venv
 	$(BIN)/mypy
 
-unit: unit-training unit-others
+unit: unit-folders unit-files
 
 # In two processes of one thread each: three quarters of the time that one with two takes.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not gpu and not slow" -p no:cacheprovider
 
-unit-training: venv
-	$(PYTEST) tests/training tests/corpus tests/faults
+unit-folders: venv
+	$(PYTEST) $(wildcard tests/*/)
 
-unit-others: venv
-	$(PYTEST) tests --ignore=tests/training --ignore=tests/corpus --ignore=tests/faults
+unit-files: venv
+	$(PYTEST) $(wildcard tests/test_*.py)
 
 venv: .venv/ready  ## .venv with the pinned versions and this package, editable
 
