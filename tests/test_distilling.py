@@ -24,6 +24,7 @@ from crocodil.sampling.configs import Drawing
 from crocodil.sampling.cost import Cost
 from crocodil.sampling.guidance import FlowMap
 from crocodil.seeding import generator_for
+from crocodil.training.distilling import Teacher
 
 MEAN, STD = torch.tensor([[0.5, -0.3], [0.1, 0.0]]), torch.tensor([[0.3, 1.2], [0.8, 0.5]])
 
@@ -179,3 +180,21 @@ def test_a_distilled_prior_takes_one_call_per_step_to_the_time_that_the_step_goe
     for knobs in ({"eta": 1.0}, {"pag_scale": 2.0}, {"self_cond_scale": 2.0}, {"autoguidance": 2.0}):
         with pytest.raises(ValueError, match="distilled, with its guidance inside: use eta 0, pag_scale 0"):
             draw_registers(student, Drawing(**knobs), **options)
+
+
+def test_the_flow_of_a_teacher_has_its_guidance_and_a_guess_from_the_same_point():
+    """Decision D52."""
+    config = replace(tiny.CONDITIONAL, self_conditioned=True)
+    denoiser, weak = tiny.denoiser(config), tiny.denoiser(replace(config, num_layers=1))
+    noisy, time, condition = tiny.bank(3), torch.full((3, 6), 0.6), tiny.bank(3).flip(0)
+    objective = DistilObjective(pag_scale=1.5, self_cond_scale=2.0, autoguidance=3.0)
+    keep = torch.tensor([True, True, False])
+    given = {"condition": condition, "keep_condition": keep}
+    with torch.no_grad():
+        guess = denoiser(noisy, time, **given)
+        plain = denoiser(noisy, time, guess=guess, **given)
+        alone = denoiser(noisy, time, guess=guess, identity_attention=torch.ones(3, dtype=torch.bool), **given)
+        weaker = weak(noisy, time, guess=guess, **given)
+        found = Teacher(denoiser, objective, weak).given(condition, keep)(noisy, time)
+    expected = plain + 1.5 * (plain - alone) + (plain - guess) + 2 * (plain - weaker)
+    assert torch.allclose(found, expected, atol=1e-4)

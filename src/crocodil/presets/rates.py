@@ -42,9 +42,10 @@ MEASURED = {
 
 # For stages that were not measured.
 _H200 = Rate(365.0, "estimated: an H200 at 365 TFLOP/s, as measured in stage guided of paper-one-gpu")
+_CPU = Rate(0.07, "estimated: 4 CPU cores at 0.07 TFLOP/s, as laptop's base")
 _ASSUMED = {
-    "tiny": Rate(0.07, "estimated: 4 CPU cores at 0.07 TFLOP/s, as laptop's base"),
-    "laptop": Rate(0.07, "estimated: 4 CPU cores at 0.07 TFLOP/s, as in its stage base"),
+    "tiny": _CPU,
+    "laptop": _CPU,
     "small": Rate(116.0, "estimated: an H200 at 116 TFLOP/s, as measured in stage conditional"),
     "medium": Rate(50.0, "estimated: a GPU of 24 GB that reaches 50 TFLOP/s, a third of an RTX 4090's peak"),
     "paper": _H200,

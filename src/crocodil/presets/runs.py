@@ -81,7 +81,7 @@ def laptop(corpus: Corpus) -> Run:
         guided_loop=loop,
         prior_loop=prior_loop,
         conditional_loop=prior_loop,
-        distilled_loop=_distilled(prior_loop, learning_rate=3e-4),
+        distilled_loop=_distilled(prior_loop, num_steps=2000, learning_rate=3e-4),
         guided_objective=DemaskerObjective(prefix_lengths=(1, 2, 4, 8, 8, 8, 16, 32), partial_rate=0.2),
         prior_objective=PriorObjective(bare_rate=0.8, condition_drop_rate=0.0),
         distil_objective=DistilObjective(teachers=("conditional",)),

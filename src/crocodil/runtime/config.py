@@ -32,6 +32,7 @@ Cosine = Annotated[float, Field(gt=0, le=1)]
 Decay = Annotated[float, Field(ge=0, lt=1)]
 Positive = Annotated[float, Field(gt=0)]
 Weight = Annotated[float, Field(ge=0)]
+Folder = Annotated[Path, Field(strict=False)]  # also given as text
 
 
 def _drawable(temperature: float) -> float:

@@ -12,7 +12,7 @@ from crocodil.models.register_denoiser import RegisterDenoiserConfig
 from crocodil.models.register_encoder import RegisterEncoderConfig
 from crocodil.objectives import AlignBy, DemaskerObjective, DistilObjective, PriorObjective
 from crocodil.runtime.atomic import locked, remove_unfinished, whole_file
-from crocodil.runtime.config import Amount, Count, Lengths, Positive, Weight, config, read_as, read_json
+from crocodil.runtime.config import Amount, Count, Folder, Lengths, Positive, Weight, config, read_as, read_json
 from crocodil.training.adapting import LoRA
 from crocodil.training.loop import LoopConfig
 
@@ -74,7 +74,7 @@ class Run:
     pretrained: Pretrained = field(default_factory=Pretrained)
     lora: LoRA | None = None  # in stage guided: train adapters on a frozen demasker
     causal: CausalStart | None = None  # in stage base: begin as a causal language model
-    weak_prior: Path | None = None  # in stage distilled: the folder of a less trained prior, for autoguidance
+    weak_prior: Folder | None = None  # in stage distilled: the folder of a less trained prior, for autoguidance
 
     def __post_init__(self) -> None:
         for first, second in _SAME:
