@@ -27,6 +27,15 @@ def checkpoint(fixtures, tmp_path):
     return shutil.copytree(fixtures / "llada-tiny", tmp_path / "checkpoint")
 
 
+def assert_refused_in_one_line(folder, change, message):
+    """After this change of its weights, with new checksums, a model does not load."""
+    rewrite(folder / WEIGHTS, change)
+    write_checksums(folder)
+    with pytest.raises(ValueError, match=message) as raised:
+        load_model(folder)
+    assert "\n" not in str(raised.value)
+
+
 def rewrite(file, change):
     weights = load_file(file)
     change(weights)
@@ -390,11 +399,7 @@ def test_int8_takes_a_quarter_of_the_size(tmp_path):
     ],
 )
 def test_an_extra_missing_or_damaged_scale_is_an_error_of_one_line(rounded, change, message):
-    rewrite(rounded / WEIGHTS, change)
-    write_checksums(rounded)
-    with pytest.raises(ValueError, match=message) as raised:
-        load_model(rounded)
-    assert "\n" not in str(raised.value)
+    assert_refused_in_one_line(rounded, change, message)
 
 
 def test_zero_rows_stay_zero_and_non_finite_values_are_refused():
@@ -526,11 +531,7 @@ def test_int4_takes_a_sixth_of_the_size_and_logits_stay_close(tmp_path):
     ],
 )
 def test_damaged_int4_is_an_error_of_one_line(in_int4, change, message):
-    rewrite(in_int4 / WEIGHTS, change)
-    write_checksums(in_int4)
-    with pytest.raises(ValueError, match=message) as raised:
-        load_model(in_int4)
-    assert "\n" not in str(raised.value)
+    assert_refused_in_one_line(in_int4, change, message)
 
 
 def test_a_file_that_cannot_be_written_is_an_os_error(tmp_path):

@@ -12,6 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from crocodil.processes.gaussian import (
+    Offsets,
     OnStep,
     add_noise,
     base_time_at,
@@ -54,33 +55,19 @@ def draw_registers(
     """Draw z_0 = G_psi(eps) and project it to the sphere that the demasker was trained on (decision D20).
 
     `denoiser` is g_psi(z_s, s), or a distilled one if `flow_map` (decision D51), which takes any number of steps.
-    `shape` is the number of its registers and their width. `unstandardise` turns its
-    units into those of the encoder (decision D40). `weak` is the network of autoguidance. `replaced` are registers
-    in the units of the prior: with `drawing.refresh_from` below 1 the draw starts from them, noised, instead of
-    from pure noise (decision D50).
+    `shape` is the number of its registers and their width. `unstandardise` turns its units into those of the
+    encoder (decision D40). `weak` is the network of autoguidance. `replaced` are registers in the units of the
+    prior: with `drawing.refresh_from` below 1 the draw starts from them, noised, and not from pure noise (D50).
     """
-    if flow_map and (drawing.eta or drawing.calls_per_step > 1):
-        raise ValueError(
-            "this prior is distilled, with its guidance inside: use eta 0, pag_scale 0, self_cond_scale 1 and "
-            "autoguidance 1"
-        )
-    if drawing.self_cond_scale != 1 and not self_conditioned:
-        raise ValueError("self_cond_scale needs a self-conditioned prior: use 1 with this one")
-    if drawing.autoguidance != 1 and weak is None:
-        raise ValueError("autoguidance needs a weak prior, and this model has none: use 1")
+    _check_drawing(drawing, self_conditioned=self_conditioned, flow_map=flow_map, has_weak=weak is not None)
     num_registers, register_width = shape
     noise: Float[Tensor, "B K D"] = streams.at("noise").normal(num_registers, register_width)
     offsets = block_offsets(block_index(num_registers), largest=drawing.largest_offset)
     scales = (drawing.pag_scale, self_conditioned, drawing.self_cond_scale)
     first, start = noise, 1.0
     if replaced is not None and drawing.refresh_from < 1:
-        if replaced.shape[1:] != noise.shape[1:]:
-            raise ValueError("refresh_from below 1 needs two priors of equally many registers: use 1")
         start = base_time_at(drawing.refresh_from, offsets)
-        base_time = torch.full(noise.shape[:1], start, device=noise.device)
-        first = add_noise(
-            replaced, effective_time(base_time, offsets.to(noise.device), shift=drawing.time_shift), noise
-        )
+        first = _noised(replaced, noise, start, offsets, shift=drawing.time_shift)
     registers = ddim(
         FlowMap(denoiser) if flow_map else GuidedDenoiser(denoiser, *scales, weak, drawing.autoguidance),
         first,
@@ -98,6 +85,29 @@ def draw_registers(
     if drawing.register_noise:
         registers = perturb(registers, std=drawing.register_noise, streams=streams.at("register noise"))
     return Draw(registers, Cost(denoiser_calls=num_steps * drawing.calls_per_step))
+
+
+def _check_drawing(drawing: Drawing, *, self_conditioned: bool, flow_map: bool, has_weak: bool) -> None:
+    """Refuse guidance that the prior cannot be drawn with."""
+    if flow_map and (drawing.eta or drawing.calls_per_step > 1):
+        raise ValueError(
+            "this prior is distilled, with its guidance inside: use eta 0, pag_scale 0, self_cond_scale 1 and "
+            "autoguidance 1"
+        )
+    if drawing.self_cond_scale != 1 and not self_conditioned:
+        raise ValueError("self_cond_scale needs a self-conditioned prior: use 1 with this one")
+    if drawing.autoguidance != 1 and not has_weak:
+        raise ValueError("autoguidance needs a weak prior, and this model has none: use 1")
+
+
+def _noised(
+    registers: RegisterBank, noise: RegisterBank, base_time: float, offsets: Offsets, *, shift: float
+) -> RegisterBank:
+    """Return registers in use as they would be at a base time: where a refresh starts (decision D50)."""
+    if registers.shape[1:] != noise.shape[1:]:
+        raise ValueError("refresh_from below 1 needs two priors of equally many registers: use 1")
+    base_times = torch.full(noise.shape[:1], base_time, device=noise.device)
+    return add_noise(registers, effective_time(base_times, offsets.to(noise.device), shift=shift), noise)
 
 
 # ---------------------------------------------------------------- Algorithms 2, 3 and 6
