@@ -66,6 +66,8 @@ def draw_registers(
     scales = (drawing.pag_scale, self_conditioned, drawing.self_cond_scale)
     first, start = noise, 1.0
     if replaced is not None and drawing.refresh_from < 1:
+        if replaced.shape[1:] != noise.shape[1:]:
+            raise ValueError("refresh_from below 1 needs two priors of equally many registers: use 1")
         start = base_time_at(drawing.refresh_from, offsets)
         first = _noised(replaced, noise, start, offsets, shift=drawing.time_shift)
     registers = ddim(
@@ -104,8 +106,6 @@ def _noised(
     registers: RegisterBank, noise: RegisterBank, base_time: float, offsets: Offsets, *, shift: float
 ) -> RegisterBank:
     """Return registers in use as they would be at a base time: where a refresh starts (decision D50)."""
-    if registers.shape[1:] != noise.shape[1:]:
-        raise ValueError("refresh_from below 1 needs two priors of equally many registers: use 1")
     base_times = torch.full(noise.shape[:1], base_time, device=noise.device)
     return add_noise(registers, effective_time(base_times, offsets.to(noise.device), shift=shift), noise)
 
