@@ -113,8 +113,9 @@ def test_recorded_calls_give_the_same_samples(rule):
         assert torch.allclose(plain.registers, fast.registers, atol=1e-3)
 
 
-def test_a_compiled_call_reveals_the_same():
-    script = Path(__file__).parent / "compiled_reveal.py"
+@pytest.mark.parametrize("script", ["compiled_reveal.py", "compiled_priors.py"])
+def test_compiled_code_computes_the_same(script):
+    script = Path(__file__).parent / script
     done = subprocess.run([sys.executable, str(script), "cuda"], capture_output=True, text=True, check=False)
     assert done.stdout.strip() == "the same", done.stderr[-2000:]
 

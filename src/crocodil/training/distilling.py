@@ -27,7 +27,7 @@ from crocodil.text.encode import encode_tokens
 from crocodil.text.retokenizer import Retokenizer
 from crocodil.training import validation
 from crocodil.training.data import CachedRegisters, Data, ValidationBatch
-from crocodil.training.loop import Phase
+from crocodil.training.loop import Phase, compile_each
 from crocodil.training.work import Work, distilled_flops
 
 
@@ -94,6 +94,10 @@ class DistilledStage:
     def repeated_blocks(self) -> Sequence[nn.Module]:
         layers = [] if self.encoder is None else list(self.encoder.backbone.layers)
         return [*(block for student in self.students.values() for block in student.blocks), *layers]
+
+    def compile(self) -> None:
+        layers = [] if self.encoder is None else list(self.encoder.backbone.layers)
+        compile_each([*self.students.values(), *(teacher.denoiser for teacher in self.teachers.values()), *layers])
 
     def work(self) -> Work:
         return self.data.mean_work(self._work_at)

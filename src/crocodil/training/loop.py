@@ -8,7 +8,7 @@ import math
 import signal
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -26,6 +26,8 @@ from crocodil.training.checkpointing import TrainState, checkpoints_in, restore,
 from crocodil.training.journal import Journal, StepResult, metrics_log
 from crocodil.training.optimisers import Muon, hidden_matrices
 from crocodil.training.work import Work, matrix_rate
+
+_MAX_COMPILED_SHAPES = 32  # by default torch stops compiling after 8
 
 
 @config
@@ -94,6 +96,10 @@ class Stage(Protocol):
     def phases(self) -> Sequence[Phase]: ...
 
     def repeated_blocks(self) -> Sequence[nn.Module]: ...
+
+    def compile(self) -> None:
+        """Compile what every step runs; used where nothing is sharded or recomputed."""
+        ...
 
     def work(self) -> Work: ...
 
@@ -184,12 +190,22 @@ def check_ranks(config: LoopConfig, ranks: Ranks) -> None:
 def prepare(stage: Stage, config: LoopConfig, ranks: Ranks) -> None:
     """Set up recomputation, compilation and sharding of the repeated blocks, in this order."""
     check_ranks(config, ranks)
-    for block in stage.repeated_blocks():
-        if config.recompute_blocks:
+    if config.recompute_blocks:
+        for block in stage.repeated_blocks():
             _recompute(block)
-        if config.compile_blocks:
-            block.compile(dynamic=False)  # a run has few shapes; each gets its own kernels
+    if config.compile_blocks and (config.recompute_blocks or ranks.count > 1):
+        compile_each(stage.repeated_blocks())
+    elif config.compile_blocks:
+        stage.compile()
     shard(stage.modules().values(), stage.repeated_blocks(), ranks, bf16=config.bf16)
+
+
+def compile_each(modules: Iterable[nn.Module]) -> None:
+    """Compile each module as one graph. A run has few shapes; each gets its own kernels."""
+    limits = torch._dynamo.config
+    limits.recompile_limit = max(limits.recompile_limit, _MAX_COMPILED_SHAPES)
+    for module in modules:
+        module.compile(dynamic=False)
 
 
 def _recompute(block: nn.Module) -> None:

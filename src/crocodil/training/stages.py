@@ -5,7 +5,7 @@ batch: the programs and all random draws follow from the seed, the step and the 
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -32,7 +32,7 @@ from crocodil.text.encode import encode_tokens
 from crocodil.text.retokenizer import Retokenizer
 from crocodil.training.adapting import trainable_parameters
 from crocodil.training.data import CachedRegisters, Data
-from crocodil.training.loop import Phase
+from crocodil.training.loop import Phase, compile_each
 from crocodil.training.validation import demasking_metrics, mask_half, prior_metrics
 from crocodil.training.work import Work, base_flops, conditional_flops, guided_flops, prior_flops
 
@@ -67,6 +67,9 @@ class BaseStage:
 
     def repeated_blocks(self) -> Sequence[nn.Module]:
         return list(self.demasker.blocks)
+
+    def compile(self) -> None:
+        compile_each(self.repeated_blocks())
 
     def work(self) -> Work:
         return self.data.mean_work(self._work_at)
@@ -133,6 +136,9 @@ class GuidedStage:
     def repeated_blocks(self) -> Sequence[nn.Module]:
         return [*self.demasker.backbone.blocks, *self.encoder.backbone.layers]
 
+    def compile(self) -> None:
+        compile_each(self.repeated_blocks())
+
     def work(self) -> Work:
         return self.data.mean_work(self._work_at)
 
@@ -193,6 +199,7 @@ class PriorStage:
     valid_registers: Sequence[CachedRegisters]
     data: Data
     objective: PriorObjective = field(default_factory=PriorObjective)
+    loss_function: Callable[..., Tensor] = prior_loss  # or the same, compiled
     name: str = "prior"
 
     def modules(self) -> Mapping[str, nn.Module]:
@@ -207,6 +214,10 @@ class PriorStage:
     def repeated_blocks(self) -> Sequence[nn.Module]:
         return list(self.denoiser.blocks)
 
+    def compile(self) -> None:
+        """Compile the whole loss: the GPU runs the kernels of so small a network faster than blocks are called."""
+        self.loss_function = torch.compile(prior_loss, dynamic=False)
+
     def work(self) -> Work:
         return Work(self.denoiser.config.num_registers, prior_flops(self.denoiser.config))
 
@@ -214,7 +225,7 @@ class PriorStage:
         program_ids = self.data.program_ids(step, indices)
         registers = self.registers[self.data.turn(step)].batch(program_ids, self.data.device)
         streams = self.data.streams(step, indices)
-        return prior_loss(self.denoiser, registers, objective=self.objective, streams=streams)
+        return self.loss_function(self.denoiser, registers, objective=self.objective, streams=streams)
 
     def evaluate(self) -> dict[str, float]:
         metrics: dict[str, float] = {}
@@ -254,6 +265,9 @@ class ConditionalPriorStage:
 
     def repeated_blocks(self) -> Sequence[nn.Module]:
         return [*self.denoiser.blocks, *self.encoder.backbone.layers]
+
+    def compile(self) -> None:
+        compile_each([self.denoiser, *self.encoder.backbone.layers])
 
     def work(self) -> Work:
         return self.data.mean_work(self._work_at)
