@@ -23,6 +23,8 @@ from crocodil.sampling.decode import PLAIN, Engine
 from crocodil.sampling.guidance import Guided
 from crocodil.sampling.state import Canvas
 from crocodil.seeding import Streams
+from crocodil.training.journal import Journal, StepResult
+from crocodil.training.work import Work
 
 pytestmark = [
     pytest.mark.gpu,
@@ -147,3 +149,20 @@ def test_a_judge_says_in_bfloat16_what_it_says_in_float32(tmp_path):
         assert (theirs.device.type, theirs.dtype) == ("cpu", torch.float32)
         assert torch.cosine_similarity(ours, theirs).min() > 0.95
     assert here.fingerprint != there.fingerprint
+
+
+def test_a_step_is_logged_while_the_next_one_runs():
+    rows = []
+    journal = Journal("base", Work(1, 1.0), 1, 1.0, rows.append, lambda *_: None)
+    results = [
+        StepResult(torch.full((1,), loss, device="cuda"), torch.ones((), device="cuda"), 0.1)
+        for loss in (1.5, 2.5)
+    ]
+    journal.add(0, results[0])
+    torch.cuda._sleep(2_000_000_000)  # about a second of work
+    ended = torch.cuda.Event()
+    ended.record()
+    journal.add(1, results[1])
+    assert not ended.query()
+    with journal.paused():
+        assert [row["loss"] for row in rows] == [1.5, 2.5]

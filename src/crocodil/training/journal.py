@@ -11,6 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
+import torch
 from torch import Tensor
 
 from crocodil.runtime.atomic import whole_file
@@ -32,6 +33,36 @@ class StepResult(NamedTuple):
     parts: Mapping[str, Tensor] = {}  # of the loss, one value per rank
 
 
+class Arriving(NamedTuple):
+    """A result whose copy to the host may still be under way."""
+
+    step: int
+    result: StepResult
+    copied: torch.cuda.Event | None  # None: it was on the host
+
+    @classmethod
+    def of(cls, step: int, result: StepResult) -> "Arriving":
+        """Start to copy a result. To read it on the device later would wait for all steps started until then."""
+        if not result.losses.is_cuda:
+            return cls(step, result, None)
+        losses, norm, *parts = (
+            tensor.to("cpu", non_blocking=True)
+            for tensor in (result.losses, result.gradient_norm, *result.parts.values())
+        )
+        copied = torch.cuda.Event()
+        copied.record()
+        return cls(
+            step,
+            StepResult(losses, norm, result.learning_rate, dict(zip(result.parts, parts, strict=True))),
+            copied,
+        )
+
+    def wait(self) -> StepResult:
+        if self.copied is not None:
+            self.copied.synchronize()
+        return self.result
+
+
 class Journal:
     """Log the metrics of each step, and stop the run if they are not finite.
 
@@ -45,11 +76,11 @@ class Journal:
         self.stage, self.log, self.advance = stage, log, advance
         self.tokens = batch_size * work.tokens
         self.ideal_s = batch_size * work.flops / matrix_rate  # duration of a step at an MFU of 1
-        self.pending: list[tuple[int, StepResult]] = []
+        self.pending: list[Arriving] = []
         self.last_at = time.perf_counter()
 
     def add(self, step: int, result: StepResult) -> None:
-        self.pending.append((step, result))
+        self.pending.append(Arriving.of(step, result))
         self._log_pending(keep=1 if result.losses.is_cuda else 0)
 
     @contextmanager
@@ -61,7 +92,8 @@ class Journal:
 
     def _log_pending(self, *, keep: int) -> None:
         while len(self.pending) > keep:
-            self._log_step(*self.pending.pop(0))
+            arriving = self.pending.pop(0)
+            self._log_step(arriving.step, arriving.wait())
 
     def _log_step(self, step: int, result: StepResult) -> None:
         losses, norm = result.losses.tolist(), result.gradient_norm.item()
