@@ -7,7 +7,8 @@ import torch
 import torch.nn.functional as F
 from tiny import MASK, VOCAB
 
-from crocodil.metrics import Accuracy, accuracy, bits_per_byte, demasking_accuracy, negative_elbo
+from crocodil.metrics import Accuracy, accuracy, bits_per_byte, demasking_accuracy, negative_elbo, register_nats
+from crocodil.processes.gaussian import signal_and_noise_level, time_of_noise
 
 LENGTH, SYMBOLS, HIDE = 4, 3, 3  # all sequences of four symbols out of three; HIDE is the mask
 
@@ -155,3 +156,49 @@ def test_accuracy_by_mask_probability_looks_at_hidden_positions_only():
         found = demasking_accuracy(know_nothing, tokens, prob, mask_id=MASK, streams=tiny.streams(500))
         assert found.cross_entropy == pytest.approx(math.log(VOCAB))
     assert seen == pytest.approx([0.1, 0.9, 1.0], abs=0.02)
+
+
+# ---------------------------------------------------------------- what registers cost
+
+OFFSETS = torch.tensor([0.0, 0.05, 0.1])
+
+
+def register_cost(denoise, registers, *, noise_std, num_steps):
+    streams = tiny.streams(len(registers), "cost")
+    return register_nats(
+        denoise, registers, noise_std=noise_std, offsets=OFFSETS, num_steps=num_steps, streams=streams
+    )
+
+
+@pytest.mark.parametrize("num_steps", [1, 7])
+def test_a_prior_that_knows_nothing_pays_for_the_whole_signal(num_steps):
+    registers = tiny.streams(5).normal(3, 8)
+    found = register_cost(
+        lambda noisy, time: torch.zeros_like(noisy), registers, noise_std=0.75, num_steps=num_steps
+    )
+    assert torch.allclose(found, registers.double().square().sum(dim=(1, 2)) / (2 * 0.75**2), rtol=1e-4)
+
+
+def test_the_exact_prior_of_a_gaussian_pays_the_information_in_its_noisy_registers():
+    size, std = 0.8, 0.75
+
+    def denoise(noisy, time):
+        signal, noise = (level[..., None] for level in signal_and_noise_level(time))
+        return size**2 * signal * noisy / (size**2 * signal**2 + noise**2)
+
+    registers = size * tiny.streams(400).normal(3, 16)
+    information = 3 * 16 * math.log(1 + size**2 / std**2) / 2
+    assert register_cost(denoise, registers, noise_std=std, num_steps=200).mean() == pytest.approx(
+        information, rel=0.03
+    )
+
+
+@pytest.mark.parametrize("std", [0.1, 0.75, 3.0])
+def test_the_time_of_a_noise_level_has_this_noise(std):
+    signal, noise = signal_and_noise_level(torch.tensor([[time_of_noise(std)]], dtype=torch.float64))
+    assert (noise / signal).item() == pytest.approx(std)
+
+
+def test_registers_without_noise_have_no_finite_cost():
+    with pytest.raises(ValueError, match="must be above 0"):
+        register_cost(lambda noisy, time: noisy, torch.ones(2, 3, 4), noise_std=0.0, num_steps=2)

@@ -16,6 +16,7 @@ from crocodil.metrics.likelihood import (
     bits_per_byte,
     demasking_accuracy,
     negative_elbo,
+    register_nats,
 )
 from crocodil.metrics.memorisation import Run, longest_training_runs
 from crocodil.metrics.register_quality import (
@@ -70,6 +71,7 @@ __all__ = [
     "prdc_per_register",
     "psnr",
     "quantise",
+    "register_nats",
     "self_repetition",
     "share_that_parses",
     "speedup_at_matched_quality",

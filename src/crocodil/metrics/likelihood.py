@@ -1,7 +1,7 @@
 """How well a demasker models held-out text: accuracy by mask probability, and a likelihood bound (Sec. 5).
 
 A demasker is a function here; its registers, if any, are already inside. With registers the bound is on
-log p(x | z). It shows what the registers are worth, but it cannot be compared with log p(x): z is not paid for.
+log p(x | z). It can be compared with log p(x) once z is paid for: `register_nats` is what a prior pays for it.
 """
 
 import math
@@ -14,10 +14,18 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
+from crocodil.processes.gaussian import (
+    Denoise,
+    Offsets,
+    add_noise,
+    effective_time,
+    signal_and_noise_level,
+    time_of_noise,
+)
 from crocodil.processes.masking import mask_tokens
 from crocodil.processes.reveal import highest
 from crocodil.seeding import Streams
-from crocodil.shapes import Positions, RowLogits, RowTokens, TokenIds
+from crocodil.shapes import Positions, RegisterBank, RowLogits, RowTokens, TokenIds
 
 Demask: TypeAlias = Callable[[TokenIds, Positions], RowLogits]  # (noisy tokens, positions of the logits)
 
@@ -107,6 +115,48 @@ def negative_elbo(
         weights = (num_tokens / num_hidden)[:, None].expand_as(hidden)[hidden]
         total.index_add_(0, hidden.nonzero()[:, 0], weights * nats)
     return total / num_draws
+
+
+@torch.no_grad()
+def register_nats(
+    denoise: Denoise,
+    registers: RegisterBank,
+    *,
+    noise_std: float,
+    offsets: Offsets | None = None,
+    num_steps: int = 64,
+    streams: Streams,
+) -> Float[Tensor, "B"]:
+    """Return a bound on KL(q(z | x) || p(z)) in nats per sample: what a prior pays for registers with noise.
+
+    z = registers + noise_std e, as the demasker reads them. With E[-log p(x | z)], which is `negative_elbo` of a
+    demasker with registers z, it adds up to a bound on -log p(x), so models with and without registers compare.
+
+    This is the bound of drawing z in `num_steps` ancestral steps: a step from a register's time t to s costs
+    (SNR(s) - SNR(t)) |z_0 - g(z_t, t)|^2 / 2 (Kingma et al., 2021, "Variational diffusion models", Eq. 13). Steps
+    are even in base time; a register that has reached `noise_std` waits for the others.
+
+    Args:
+        denoise: the prior, without guidance; registers and `noise_std` are in its units.
+        registers: z_0, clean.
+        noise_std: above 0; registers without noise hold infinitely many bits.
+        offsets: of the registers' times, as the prior was trained with; none by default.
+        num_steps: of the draw; more give a lower bound, up to a limit.
+        streams: the noise.
+    """
+    end = time_of_noise(noise_std)
+    offsets = torch.zeros(registers.shape[1], device=registers.device) if offsets is None else offsets
+    base_times = torch.linspace(1, end - float(offsets.max()), num_steps + 1, device=registers.device)
+    times = effective_time(base_times, offsets).clamp(min=end)
+    signal, noise = signal_and_noise_level(times.double())
+    ratios = (signal / noise).square()
+    total = torch.zeros(len(registers), dtype=torch.float64, device=registers.device)
+    for step in range(num_steps):
+        time = times[step].expand(len(registers), -1)
+        noisy = add_noise(registers, time, streams.at("step", step).normal(*registers.shape[1:]))
+        squared_error = (registers - denoise(noisy, time)).double().square().sum(dim=2)
+        total += squared_error @ (ratios[step + 1] - ratios[step]) / 2
+    return total
 
 
 def bits_per_byte(nats: float, num_bytes: int) -> float:

@@ -50,6 +50,16 @@ def signal_and_noise_level(time: RegisterTime) -> tuple[RegisterTime, RegisterTi
     return signal, noise
 
 
+def time_of_noise(std: float) -> float:
+    """Return the time at which z_s / signal is z_0 plus noise of this standard deviation."""
+    if not 0 < std < math.inf:
+        raise ValueError(f"the standard deviation of noise must be above 0 and finite, not {std}")
+    quarter = math.pi / 2
+    first = quarter * SCHEDULE_SHIFT / (1 + SCHEDULE_SHIFT)
+    angle = math.acos(math.cos(first) / math.sqrt(1 + std**2))
+    return angle / quarter * (1 + SCHEDULE_SHIFT) - SCHEDULE_SHIFT
+
+
 def add_noise(registers: RegisterBank, time: RegisterTime, noise: RegisterBank) -> RegisterBank:
     """Forward(z_0, s): return z_s ~ q(z_s | z_0) for the standard normal `noise`."""
     signal_level, noise_level = signal_and_noise_level(time)
