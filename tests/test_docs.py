@@ -270,8 +270,8 @@ READS_IN_PYTHON = {
 }
 FIRST_ARGUMENT = {
     "verify": "model", "export": "run", "assemble": "run", "runs show": "run", "corpus show": "corpus",
-    "corpus verify": "corpus", "corpus pack": "corpus", "corpus card": "corpus", "examples/own_data.py": "code",
-    "trim": "causal",
+    "corpus verify": "corpus", "corpus pack": "corpus", "corpus card": "corpus", "corpus pairs": "corpus",
+    "examples/own_data.py": "code", "trim": "causal",
 }  # fmt: skip
 
 
