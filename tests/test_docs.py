@@ -241,6 +241,7 @@ ADDED = {
     "generate": ["--device", "cpu"],
     "autoencode": ["--device", "cpu"],
     "interpolate": ["--device", "cpu"],
+    "complete": ["--device", "cpu"],
     "encode": ["--device", "cpu"],
     "decode": ["--device", "cpu"],
     "train": ["--device", "cpu", "--set=encoder_warmup_steps=1", *_FEW_STEPS],

@@ -205,7 +205,7 @@ Suffix = Annotated[
 PromptText = Annotated[
     str | None,
     typer.Option(
-        "--prompt", parser=utf8, metavar="TEXT", help="Answer this text (checkpoints such as LLaDA).",
+        "--prompt", parser=utf8, metavar="TEXT", help="Answer this text; it is not repeated.",
         rich_help_panel=TEXT,
     ),
 ]  # fmt: skip

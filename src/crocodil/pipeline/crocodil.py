@@ -26,11 +26,12 @@ from crocodil.pipeline.canvases import (
     Given,
     cut_to_fit,
     fitting_length,
-    masked_canvas,
+    masked_canvases,
     split_to_fit,
     text_canvases,
 )
 from crocodil.pipeline.card import UNKNOWN, Card
+from crocodil.pipeline.completing import Answers, complete
 from crocodil.pipeline.drawing import Priors
 from crocodil.pipeline.engine import affordable_batch, compile_blocks, engine_for
 from crocodil.pipeline.folder import (
@@ -312,7 +313,7 @@ class Crocodil:
         method: Method | str = Method.CON_WITHIN_DISC,
         length: int | None = None,
         seed: int = 0,
-        given: Given = NOTHING,
+        given: Given | Sequence[Given] = NOTHING,
         decoding: Decoding | None = None,
         drawing: Drawing | None = None,
         batch_size: int | None = None,
@@ -323,7 +324,8 @@ class Crocodil:
         """Generate `count` texts.
 
         The configs are by default those of the model's settings (`settings.decoding_for`, `settings.drawing`).
-        `on_call` is called after every demasker call with a `Snapshot` of the batch.
+        `given` is for all texts, or one for each. `on_call` is called after every demasker call with a `Snapshot`
+        of the batch.
         """
         decoding, drawing = self._sampling(Method(method), decoding, drawing, knobs)
         job = self._generation_job(count, Method(method), length, seed, given, decoding, drawing)
@@ -343,7 +345,7 @@ class Crocodil:
         method: Method | str = Method.CON_WITHIN_DISC,
         length: int | None = None,
         seed: int = 0,
-        given: Given = NOTHING,
+        given: Given | Sequence[Given] = NOTHING,
         decoding: Decoding | None = None,
         drawing: Drawing | None = None,
         batch_size: int | None = None,
@@ -357,6 +359,10 @@ class Crocodil:
         batches = self._batches(job, decoding, batch_size, on_call, show_progress)
         return (self._generation(samples, seconds, job) for samples, seconds in batches)
 
+    def complete(self, prompt: str, suffix: str = "", **options: Any) -> Answers:
+        """Generate answers that stand between prompt and suffix, and rank them: see `completing.complete`."""
+        return complete(self, prompt, suffix, **options)
+
     def _sampling(
         self, method: Method, decoding: Decoding | None, drawing: Drawing | None, knobs: dict[str, Any]
     ) -> tuple[Decoding, Drawing]:
@@ -368,12 +374,14 @@ class Crocodil:
         method: Method,
         length: int | None,
         seed: int,
-        given: Given,
+        given: Given | Sequence[Given],
         decoding: Decoding,
         drawing: Drawing,
     ) -> Job:
         if count < 1:
             raise ValueError(f"at least one text is generated, not {count}")
+        if not isinstance(given, Given) and len(given) != count:
+            raise ValueError(f"{count} texts are generated, and {len(given)} are given")
         canvas = self.canvas(self.settings.canvas(length), given)
         if method is Method.BASE:
             note = "no base of its own: the demasker with an empty prefix" if self.base is None else ""
@@ -535,9 +543,10 @@ class Crocodil:
         length = self.canvas_length(texts)
         return text_canvases(texts, self.tokenizer, length=length, cut=cut).to(self.device)
 
-    def canvas(self, length: int, given: Given = NOTHING) -> Canvas:
+    def canvas(self, length: int, given: Given | Sequence[Given] = NOTHING) -> Canvas:
         """Return one canvas: BOS and the given text, the rest masked. A base without BOS cannot tell positions."""
-        return masked_canvas(given, self.tokenizer, length=length).to(self.device)
+        givens = [given] if isinstance(given, Given) else given
+        return masked_canvases(givens, self.tokenizer, length=length).to(self.device)
 
     # ------------------------------------------------------------ batches and costs
 
