@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from crocodil import cli
 from crocodil.pipeline import Given
 from crocodil.pipeline.canvases import layout
-from crocodil.pipeline.completing import answer_lengths, bound
+from crocodil.pipeline.completing import Scored, answer_lengths, bound
 from crocodil.text.positions import indentation_after, parse_place, place_in
 
 FILE = 'def mean(values):\n    """Return the mean."""\n\ndef q1_alpha_0(q1_delta):\n    return total\n'
@@ -97,14 +97,14 @@ def test_the_bound_prefers_what_the_model_has_learned_whatever_the_lengths(train
     pipe, prefix = trained_pipe, "def q1_alpha_0(q1_delta, scale=0):\n    "
     texts = ["total = math.sqrt(q1_delta)", "]]]]", "zzzzzzzzzz 77777 ((((( @@@@@"]
     suffix = "\n    return total\n"
-    rows, givens = [], []
+    rows, scored = [], []
     for text in texts:
         ids = pipe.tokenizer.encode(text)
         given = Given(prefix=prefix, suffix=suffix, tokens=len(ids), at_column=True)
         parts = layout(given, pipe.tokenizer, length=64)
         rows.append([*parts.before, *ids, *parts.after, *parts.rest])
-        givens.append(given)
-    nats = bound(pipe, torch.tensor(rows), givens, seed=0, num_draws=16)
+        scored.append(Scored(len(parts.before), 64))
+    nats = bound(pipe, torch.tensor(rows), scored, seed=0, num_draws=16)
     assert nats.argmin() == 0
 
 

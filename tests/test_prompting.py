@@ -1,16 +1,21 @@
 """P(x | c) end to end, at toy size: pairs, stage prompted, a model with it, and its answers (decision D57)."""
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from typer.testing import CliRunner
 
+from crocodil import cli
 from crocodil.corpus.cuts import Cuts
 from crocodil.corpus.pairs import write_pairs
 from crocodil.objectives import PromptedObjective
+from crocodil.pipeline import Crocodil
 from crocodil.presets.runs import tiny
+from crocodil.sampling.cost import Cost
 from crocodil.text.prompts import TokenizedPair, at_column
 from crocodil.text.tokenizer import SpecialIds
 from crocodil.training.run import run_stage
@@ -100,3 +105,80 @@ def test_a_stage_without_pairs_is_one_clear_line(trained, corpus, pairs, tmp_pat
         run_stage("prompted", replace(prompting(corpus, pairs), pairs=None), workspace)
     with pytest.raises(ValueError, match="no pair whose answer has at most 1 tokens"):
         run_stage("prompted", prompting(corpus, pairs, answer_length=3), workspace)
+
+
+# ---------------------------------------------------------------- answers
+
+
+@pytest.fixture(scope="module")
+def folder(trained, corpus, prompted, tmp_path_factory):
+    """A model folder with the networks of stage prompted, made as a user makes it."""
+    for stage in ("base", "guided", "prior", "conditional"):
+        (prompted / stage).symlink_to(trained / stage)
+    out = tmp_path_factory.mktemp("model") / "model"
+    words = [
+        "export",
+        prompted,
+        "--data",
+        corpus.directory,
+        "--out",
+        out,
+        "--prior-steps",
+        2,
+        "--refresh-steps",
+        2,
+    ]
+    result = CliRunner().invoke(cli.app, [str(word) for word in words])
+    assert result.exit_code == 0, result.output
+    return out
+
+
+@pytest.fixture(scope="module")
+def pipe(folder):
+    return Crocodil.from_pretrained(folder, device="cpu")
+
+
+PROMPT = "def q1_alpha_0(q1_delta):\n"
+
+
+@pytest.mark.parametrize("method", ["conthendisc", "conwithindisc"])
+def test_answers_follow_prompt_condition_and_length_head(pipe, method):
+    options = {"count": 3, "calls": 4, "bound_draws": 2, "method": method}
+    answers = pipe.complete(PROMPT, "\n\n", **options)
+    assert (answers.prompt, answers.suffix) == (PROMPT, "\n\n")
+    assert [one.nats for one in answers] == sorted(one.nats for one in answers)
+    assert all(re.match(r"    \S", answer.text) for answer in answers)  # the indentation that Python expects
+    refreshes = int(method == "conwithindisc")
+    assert answers[0].cost == Cost(2 + 4 + 1, 2 * (1 + refreshes), 1 + refreshes)
+    again = pipe.complete(PROMPT, "\n\n", **options, batch_size=1)
+    assert [one.text for one in again] == [one.text for one in answers]
+    guided = pipe.complete(PROMPT, "\n\n", **options, prompt_scale=3.0, condition_scale=2.0)
+    assert guided[0].cost.denoiser_calls == (2 * 2 + 2 * 3 if refreshes else 2 * 2)
+    other = pipe.complete("import re\n", "\n\n", **options)
+    assert [one.text for one in other] != [one.text for one in answers]
+
+
+def test_a_given_length_is_kept_and_too_long_a_one_is_refused(pipe):
+    drawn = pipe.answering.lengths(pipe.answering.encode_prompt(TokenizedPair([5], [], [])), 4)
+    assert len(set(drawn)) > 1  # the head is hardly trained
+    (answer,) = pipe.complete(PROMPT, count=1, tokens=3, calls=2, bound_draws=1)
+    assert answer.text.strip()
+    with pytest.raises(ValueError, match="answers with at most 30 tokens, not 31"):
+        pipe.complete(PROMPT, tokens=31)
+    with pytest.raises(ValueError, match="need a model with stage prompted"):
+        pipe.complete(PROMPT, method="base", prompt_scale=2.0)
+
+
+def test_a_refresh_reads_the_answer_on_a_canvas_of_its_own(pipe):
+    model, special = pipe.answering, pipe.tokenizer.special
+    texts = torch.tensor([[special.bos, 7, special.mask, 9, 8, special.eos]])
+    canvas = model.answer_canvases(texts, range(2, 4))
+    assert canvas.shape == (1, 32)
+    assert canvas[0, :4].tolist() == [special.bos, special.mask, 9, special.eos]
+
+
+def test_networks_that_do_not_belong_together_are_refused(pipe):
+    with pytest.raises(ValueError, match="both a prompted prior and a length head"):
+        replace(pipe, length_head=None)
+    with pytest.raises(ValueError, match="unlike its encoder"):
+        replace(pipe, prompted=pipe.conditional)

@@ -10,7 +10,7 @@ from crocodil.cli.answers import check_model, print_answers
 from crocodil.cli.root import USE, Format, app
 from crocodil.cli.texts import read_text
 from crocodil.pipeline.settings import BUILTIN, Method
-from crocodil.runtime.config import Length
+from crocodil.runtime.config import Guidance, Length
 from crocodil.sampling.configs import Decoding, Drawing
 from crocodil.text.positions import parse_place, place_in
 
@@ -31,6 +31,13 @@ def complete(
         int | None,
         options.number(Length, "Length of the answer; default: several lengths are tried.", panel=options.TEXT),
     ] = None,
+    prompt_scale: Annotated[
+        float,
+        options.number(Guidance, "Guidance by the prompt, for a model of stage prompted.", panel=options.TEXT),
+    ] = 1.0,
+    condition_scale: Annotated[
+        float, options.number(Guidance, "Guidance by the answer so far, for such a model.", panel=options.TEXT)
+    ] = 1.0,
     method: options.AnyMethod = None,
     length: options.Length = None,
     seed: options.Seed = 0,
@@ -52,6 +59,6 @@ def complete(
     check_model(model, method, length, knobs)
     asked = {
         "count": count, "tokens": tokens, "method": method, "length": length, "seed": seed,
-        "batch_size": batch_size, **knobs,
+        "batch_size": batch_size, "prompt_scale": prompt_scale, "condition_scale": condition_scale, **knobs,
     }  # fmt: skip
     print_answers(place, model, device, asked, format, timings=timings, verbose=verbose)

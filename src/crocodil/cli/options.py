@@ -163,7 +163,10 @@ Ablation = Literal[
 LayerChoice = Literal["greedy", "spaced"]
 Protocol = Literal["full", "quick", "tiny"]
 Split = Literal["valid", "test"]
-Network = Literal["demasker", "encoder", "prior", "conditional", "weak_prior", "condition_encoder", "base"]
+Network = Literal[
+    "demasker", "encoder", "prior", "conditional", "weak_prior", "condition_encoder", "prompted", "prompt_encoder",
+    "length_head", "prompted_demasker", "base",
+]  # fmt: skip
 Judge = Literal["qwen2.5-coder-0.5b", "smollm2-135m", "minilm-l6-v2", "qwen2.5-coder-1.5b"]
 DEFAULT_JUDGE: Judge = "qwen2.5-coder-0.5b"
 Experiment = Literal[

@@ -450,5 +450,9 @@ _NETWORKS = {
     "prior": "prior/model/denoiser",
     "conditional": "conditional/model/denoiser",
     "condition_encoder": "conditional/model/condition_encoder",
+    "prompted": "prompted/model/denoiser",
+    "prompt_encoder": "prompted/model/prompt_encoder",
+    "length_head": "prompted/model/length_head",
+    "prompted_demasker": "prompted/model/demasker",
     "base": "base/model/demasker",
 }

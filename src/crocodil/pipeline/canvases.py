@@ -111,7 +111,7 @@ def layout(given: Given, tokenizer: Tokenizer, *, length: int) -> Layout:
     first, last = len(before), len(before) + num_free
     healed = {first - 1: prefix.fitting, last: suffix.fitting}
     if given.at_column:
-        healed[first] = [i for i, token in enumerate(tokenizer.token_bytes) if token and not token[:1].isspace()]
+        healed[first] = starts_text(tokenizer)
     return Layout(before, num_free, after, rest, {place: ids for place, ids in healed.items() if ids})
 
 
@@ -120,7 +120,7 @@ def masked_canvas(given: Given, tokenizer: Tokenizer, *, length: int) -> Canvas:
     special, parts = tokenizer.special, layout(given, tokenizer, length=length)
     assert special.mask is not None
     tokens = torch.tensor([[*parts.before, *[special.mask] * parts.num_free, *parts.after, *parts.rest]])
-    return Canvas(tokens, special.mask, special.eos, _allowed(parts.healed, length, tokenizer))
+    return Canvas(tokens, special.mask, special.eos, allowed_at(parts.healed, length, tokenizer))
 
 
 def masked_canvases(givens: Sequence[Given], tokenizer: Tokenizer, *, length: int) -> Canvas:
@@ -165,7 +165,13 @@ def head_that_fits(text: str, tokenizer: Tokenizer, *, room: int) -> str:
     return pieces[0] if pieces else ""
 
 
-def _allowed(healed: Mapping[int, Sequence[int]], length: int, tokenizer: Tokenizer) -> Allowed | None:
+def starts_text(tokenizer: Tokenizer) -> list[int]:
+    """Return the tokens that do not start with whitespace."""
+    return [i for i, token in enumerate(tokenizer.token_bytes) if token and not token[:1].isspace()]
+
+
+def allowed_at(healed: Mapping[int, Sequence[int]], length: int, tokenizer: Tokenizer) -> Allowed | None:
+    """Return the tokens that are allowed at these positions; at all others every token is."""
     if not healed:
         return None
     row = torch.zeros(1, length, dtype=torch.int64)

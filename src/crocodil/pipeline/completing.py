@@ -6,18 +6,22 @@ and the suffix and EOS follow, so that the canvas need not be full (decision D56
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from crocodil.metrics.likelihood import negative_elbo
+from crocodil.pipeline.answering import PromptedModel, Strengths, fitted_pair, generate_answers
 from crocodil.pipeline.canvases import Given, head_that_fits, layout, tail_that_fits
 from crocodil.pipeline.results import SEPARATOR
+from crocodil.pipeline.settings import Method
 from crocodil.sampling.cost import Cost
 from crocodil.seeding import Streams
 from crocodil.shapes import Positions, RowLogits, TokenIds
+from crocodil.text.positions import indentation_after
+from crocodil.text.prompts import Split, tokenize_pairs
 
 if TYPE_CHECKING:
     from crocodil.pipeline.crocodil import Crocodil
@@ -69,6 +73,8 @@ def complete(
     length: int | None = None,
     seed: int = 0,
     bound_draws: int = BOUND_DRAWS,
+    condition_scale: float = 1.0,
+    prompt_scale: float = 1.0,
     **options: Any,
 ) -> Answers:
     """Generate `count` answers that stand between prompt and suffix, and rank them.
@@ -84,6 +90,8 @@ def complete(
         length: of the canvas; by default the shortest that fits the texts, or the longest.
         seed: of all random draws.
         bound_draws: demasker calls for the likelihood bound of one answer.
+        condition_scale: guidance of registers by the answer so far, for a model with prompts (decision D57).
+        prompt_scale: guidance of registers by the prompt.
         options: those of `Crocodil.generate`.
     """
     if count < 1 or bound_draws < 1:
@@ -91,17 +99,71 @@ def complete(
     if not (prompt or suffix):
         raise ValueError("the prompt is empty: use generate")
     length = pipe.settings.canvas(length) if length is not None else pipe.canvas_length([prompt + suffix])
+    strengths, is_base = Strengths(condition_scale, prompt_scale), options.get("method") == Method.BASE
+    if pipe.answering is not None and not is_base:
+        given = Given(prefix=prompt, suffix=suffix, at_column=at_column)
+        return _prompted(pipe, pipe.answering, given, strengths, count, tokens, length, seed, bound_draws, options)
+    if strengths != Strengths():
+        raise ValueError(
+            "condition_scale and prompt_scale need a model with stage prompted, and a method with registers"
+        )
     given = _fitted(pipe, Given(prefix=prompt, suffix=suffix, at_column=at_column), length, tokens)
     lengths = answer_lengths(pipe, given, length, count, tokens)
     givens = [replace(given, tokens=number) for number in lengths]
     made = pipe.generate(count, given=givens, length=length, seed=seed, **options)
-    bounds = bound(pipe, made.tokens, givens, seed=seed, num_draws=bound_draws)
-    answers = [
-        Answer(_between(pipe, ids, one, length), nats, cost + Cost(demasker_calls=bound_draws))
-        for ids, one, nats, cost in zip(made.tokens.tolist(), givens, bounds.tolist(), made.costs, strict=True)
+    texts = [_between(pipe, ids, one, length) for ids, one in zip(made.tokens.tolist(), givens, strict=True)]
+    parts = [layout(one, pipe.tokenizer, length=length) for one in givens]
+    scored = [Scored(len(part.before), length if given.ends else part.end) for part in parts]
+    nats = bound(pipe, made.tokens, scored, seed=seed, num_draws=bound_draws)
+    return Answers(_ranked(texts, nats, made.costs, bound_draws), given.prefix, given.suffix, made.seconds)
+
+
+def _prompted(
+    pipe: "Crocodil",
+    model: PromptedModel,
+    given: Given,
+    strengths: Strengths,
+    count: int,
+    tokens: int | None,
+    length: int,
+    seed: int,
+    bound_draws: int,
+    options: dict[str, Any],
+) -> Answers:
+    """Answer with the networks of stage prompted: they know how long an answer is."""
+    if tokens is not None and tokens > model.longest:
+        raise ValueError(f"this model answers with at most {model.longest} tokens, not {tokens}")
+    longest = min(model.longest if tokens is None else tokens, length - 3)
+    moved = "" if given.at_column or not given.prefix.endswith("\n") else indentation_after(given.prefix)
+    (whole,) = tokenize_pairs([Split(given.prefix + moved, "", given.suffix)], pipe.tokenizer)
+    pair = fitted_pair(whole, length=length, longest=longest)
+    prompt = model.encode_prompt(whole)
+    lengths = model.lengths(prompt, count) if tokens is None else [tokens] * count
+    lengths = [min(number, longest) for number in lengths]
+    made, seconds = generate_answers(
+        pipe, model, pair, prompt, lengths, length=length, seed=seed,
+        at_column=given.at_column or given.prefix.endswith("\n"),
+        strengths=strengths, **options,
+    )  # fmt: skip
+    tokenizer = pipe.tokenizer
+    texts = [
+        tokenizer.decode([tokenizer.special.bos, *one.tokens[one.where.start : one.where.stop]]) for one in made
     ]
-    ranked = sorted(answers, key=lambda answer: answer.nats)
-    return Answers(ranked, given.prefix, given.suffix, made.seconds)
+    texts = [moved + text for text in texts]
+    prefix, suffix = (tokenizer.decode([tokenizer.special.bos, *ids]) for ids in (pair.prefix, pair.suffix))
+    prefix = prefix.removesuffix(moved)
+    scored = [Scored(one.where.start, one.where.stop + len(pair.suffix)) for one in made]
+    if suffix == given.suffix:
+        scored = [one._replace(stop=length) for one in scored]
+    canvases = torch.tensor([one.tokens for one in made], device=pipe.device)
+    nats = bound(pipe, canvases, scored, seed=seed, num_draws=bound_draws)
+    return Answers(_ranked(texts, nats, [one.cost for one in made], bound_draws), prefix, suffix, seconds)
+
+
+def _ranked(texts: Sequence[str], nats: Tensor, costs: Sequence[Cost], bound_draws: int) -> list[Answer]:
+    ranking = Cost(demasker_calls=bound_draws)
+    rows = zip(texts, nats.tolist(), costs, strict=True)
+    return sorted((Answer(text, bits, cost + ranking) for text, bits, cost in rows), key=lambda one: one.nats)
 
 
 def _fitted(pipe: "Crocodil", given: Given, length: int, tokens: int | None) -> Given:
@@ -144,9 +206,16 @@ def _between(pipe: "Crocodil", ids: list[int], given: Given, length: int) -> str
     return text[len(given.prefix) : len(text) - len(given.suffix)]
 
 
+class Scored(NamedTuple):
+    """The part of a canvas that a bound is of: answer and suffix, and the EOS tokens if the text ends there."""
+
+    start: int
+    stop: int
+
+
 @torch.no_grad()
 def bound(
-    pipe: "Crocodil", tokens: TokenIds, givens: Sequence[Given], *, seed: int, num_draws: int
+    pipe: "Crocodil", tokens: TokenIds, scored: Sequence[Scored], *, seed: int, num_draws: int
 ) -> Float[Tensor, "B"]:
     """Return an upper bound on -log p(answer, suffix | prompt) in nats, for generated canvases (decision D56).
 
@@ -154,13 +223,9 @@ def bound(
     different ones. All answers are followed by the same suffix, so answers of different lengths can be compared.
     Where the text goes on after the suffix, the rest stays masked and does not count.
     """
-    seen, given = tokens.clone(), torch.zeros_like(tokens, dtype=torch.bool)
-    for number, one in enumerate(givens):
-        parts = layout(one, pipe.tokenizer, length=tokens.shape[1])
-        given[number, : len(parts.before)] = True
-        if not one.ends:
-            seen[number, parts.end :] = pipe.mask_id
-            given[number, parts.end :] = True
+    start, stop = torch.tensor(scored, device=tokens.device).T[..., None]
+    position = torch.arange(tokens.shape[1], device=tokens.device)
+    seen, given = tokens.masked_fill(position >= stop, pipe.mask_id), (position < start) | (position >= stop)
 
     def demask(noisy_tokens: TokenIds, hidden: Positions) -> RowLogits:
         if pipe.base is not None:

@@ -17,9 +17,11 @@ from crocodil.checkpoints.hub import UPLOAD, upload
 from crocodil.checkpoints.quantised import Bits
 from crocodil.checkpoints.tensors import Device, StrPath
 from crocodil.models.demasker import Demasker
+from crocodil.models.length_head import LengthHead
 from crocodil.models.llada import LLaDA
 from crocodil.models.register_denoiser import RegisterDenoiser
 from crocodil.models.register_encoder import RegisterEncoder
+from crocodil.pipeline.answering import PromptedModel
 from crocodil.pipeline.batches import Job, SampleBatch, Watch, joined
 from crocodil.pipeline.canvases import (
     NOTHING,
@@ -38,6 +40,7 @@ from crocodil.pipeline.folder import (
     NETWORKS,
     bits_by_network,
     check_networks,
+    check_prompted,
     check_vocabulary,
     check_weak_prior,
     load_networks,
@@ -82,6 +85,10 @@ class Crocodil:
     conditional: RegisterDenoiser | None = None
     weak_prior: RegisterDenoiser | None = None  # a less trained prior, for autoguidance (decision D43)
     condition_encoder: RegisterEncoder | None = None  # None: the encoder (Sec. 4.3.2, comment iii)
+    prompted: RegisterDenoiser | None = None  # the prior of answers, given a prompt (decision D57)
+    prompt_encoder: RegisterEncoder | None = None  # h_kappa; None: the encoder
+    length_head: LengthHead | None = None  # of answers
+    prompted_demasker: Demasker | None = None  # None: the demasker
     base: LLaDA | None = None  # trained by itself; None: the demasker with an empty prefix (decision D14)
     encoder_tokenizer: Tokenizer | None = None  # of an encoder with another vocabulary (decision D7)
     compiled: bool = False
@@ -93,6 +100,7 @@ class Crocodil:
         check_vocabulary("demasker", config.backbone.vocab_size, self.tokenizer)
         check_vocabulary("encoder", self.encoder.config.vocab_size, self.encoder_tokenizer or self.tokenizer)
         check_networks(self.demasker, self.encoder, self.prior, self.conditional, self.condition_encoder)
+        check_prompted(self.encoder, self.prompted, self.length_head, self.prompt_encoder)
         if self.weak_prior is not None:
             check_weak_prior(self.weak_prior, (self.prior, self.conditional))
 
@@ -462,6 +470,22 @@ class Crocodil:
             conditional=self.conditional,
             weak=self.weak_prior,
             encoder=self.encoder if self.condition_encoder is None else self.condition_encoder,
+            tokenizer=self.tokenizer,
+            retokenizer=self._retokenizer,
+            engine=self.engine,
+        )
+
+    @cached_property
+    def answering(self) -> PromptedModel | None:
+        """The networks of stage prompted, if the model has them."""
+        if self.prompted is None or self.length_head is None:
+            return None
+        return PromptedModel(
+            denoiser=self.prompted,
+            length_head=self.length_head,
+            encoder=self.encoder,
+            prompt_encoder=self.prompt_encoder or self.encoder,
+            demasker=self.prompted_demasker or self.demasker,
             tokenizer=self.tokenizer,
             retokenizer=self._retokenizer,
             engine=self.engine,

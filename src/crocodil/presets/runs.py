@@ -161,6 +161,7 @@ def medium(corpus: Corpus) -> Run:
         ),
         base_loop=loop,
         guided_loop=loop,
+        prompted_loop=_prompted(loop, learning_rate=1e-4),
         encode_batch=128,
     )  # fmt: skip
 
@@ -234,8 +235,9 @@ def paper_one_gpu(corpus: Corpus, pretrained: Pretrained) -> Run:
     num_steps = -(-3 * len(corpus.programs("train", length=length)) // run.guided_loop.batch_size)
     loop = replace(run.guided_loop, num_steps=num_steps, num_accumulated=64)
     return replace(
-        run, lengths=(length,), base_loop=loop, guided_loop=replace(loop, learning_rate=1e-4), lora=LoRA()
-    )
+        run, lengths=(length,), base_loop=loop, guided_loop=replace(loop, learning_rate=1e-4), lora=LoRA(),
+        prompted_objective=replace(run.prompted_objective, demasker_learns=False),
+    )  # fmt: skip
 
 
 # ---------------------------------------------------------------- presets by name

@@ -39,7 +39,7 @@ class TokenizedPair(NamedTuple):
     def prompt_canvas(self, special: SpecialIds, length: int) -> list[int]:
         """Return the canvas that h_kappa reads; the mask in it is hidden."""
         assert special.mask is not None
-        prefix, suffix = _next_to(self.prefix, self.suffix, length - 3)
+        prefix, suffix = next_to(self.prefix, self.suffix, length - 3)
         return _filled([special.bos, *prefix, special.mask, *suffix], length, special)
 
     def answer_canvas(self, special: SpecialIds, length: int) -> list[int]:
@@ -48,7 +48,7 @@ class TokenizedPair(NamedTuple):
 
     def text_canvas(self, special: SpecialIds, length: int) -> tuple[list[int], range]:
         """Return the canvas that the demasker reads, and where the answer stands on it."""
-        prefix, suffix = _next_to(self.prefix, self.suffix, length - len(self.answer) - 2)
+        prefix, suffix = next_to(self.prefix, self.suffix, length - len(self.answer) - 2)
         start = 1 + len(prefix)
         ids = _filled([special.bos, *prefix, *self.answer, *suffix], length, special)
         return ids, range(start, start + len(self.answer))
@@ -60,7 +60,7 @@ def tokenize_pairs(pairs: Sequence[Split], tokenizer: Tokenizer) -> list[Tokeniz
     return [TokenizedPair(next(ids), next(ids), next(ids)) for _ in pairs]
 
 
-def _next_to(prefix: list[int], suffix: list[int], room: int) -> tuple[list[int], list[int]]:
+def next_to(prefix: list[int], suffix: list[int], room: int) -> tuple[list[int], list[int]]:
     """Return the end of the prefix and the beginning of the suffix; of two long ones, a third is suffix."""
     for_suffix = min(len(suffix), max(room // 3, room - len(prefix)))
     for_prefix = min(len(prefix), room - for_suffix)

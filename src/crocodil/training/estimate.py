@@ -94,7 +94,7 @@ def estimates(run: Run, *, num_devices: int = 1) -> list[Estimate]:
             [guided_activations, denoising] if prompting.demasker_learns else [denoising],
             trained=count(prompted) + prompting.own_encoder * count(encoder)
             + prompting.demasker_learns * count(demasker),
-            frozen=count(encoder) + (not prompting.demasker_learns) * count(demasker),
+            frozen=count(encoder),
         ),
     ]  # fmt: skip
 
@@ -133,8 +133,8 @@ def step_flops(run: Run) -> dict[str, float]:
         ],
         "prompted": [
             prompted_flops(
-                _prompted(run), run.encoder, run.demasker, objective=run.prompted_objective,
-                text_length=max(run.lengths),
+                _prompted(run), run.encoder, run.demasker if run.prompted_objective.demasker_learns else None,
+                objective=run.prompted_objective, text_length=max(run.lengths),
             )
         ],
     }  # fmt: skip

@@ -134,7 +134,7 @@ class PromptedStage:
 
     denoiser: RegisterDenoiser
     length_head: LengthHead
-    demasker: Demasker
+    demasker: Demasker | None  # None: it does not learn
     encoder: RegisterEncoder  # h_phi
     prompt_encoder: RegisterEncoder | None  # h_kappa; None: the encoder
     data: PairData
@@ -149,7 +149,7 @@ class PromptedStage:
         modules: dict[str, nn.Module] = {"denoiser": self.denoiser, "length_head": self.length_head}
         if self.prompt_encoder is not None:
             modules["prompt_encoder"] = self.prompt_encoder
-        return modules | ({"demasker": self.demasker} if self.objective.demasker_learns else {})
+        return modules if self.demasker is None else {**modules, "demasker": self.demasker}
 
     def groups(self) -> Mapping[str, Sequence[nn.Parameter]]:
         return {name: trainable_parameters(module) for name, module in self.modules().items()}
@@ -160,14 +160,14 @@ class PromptedStage:
     def repeated_blocks(self) -> Sequence[nn.Module]:
         encoders = [self.encoder] if self.prompt_encoder is None else [self.encoder, self.prompt_encoder]
         layers = [layer for encoder in encoders for layer in encoder.backbone.layers]
-        demasking = list(self.demasker.backbone.blocks) if self.objective.demasker_learns else []
+        demasking = [] if self.demasker is None else list(self.demasker.backbone.blocks)
         return [*self.denoiser.blocks, *demasking, *layers]
 
     def work(self) -> Work:
         flops = prompted_flops(
             self.denoiser.config,
             self.encoder.config,
-            self.demasker.config,
+            None if self.demasker is None else self.demasker.config,
             objective=self.objective,
             text_length=self.data.text_length,
         )
@@ -191,7 +191,7 @@ class PromptedStage:
             ),
             "length_loss": self.objective.length_weight * self._length_loss(prompt, batch),
         }
-        if self.objective.demasker_learns:
+        if self.demasker is not None:
             losses["demasking_loss"] = prompted_demasking_loss(
                 self.encode,
                 self.demasker,

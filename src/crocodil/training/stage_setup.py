@@ -189,9 +189,10 @@ def prompted_stage(run: Run, workspace: Workspace) -> tuple[Stage, LoopConfig]:
     loop, objective = run.prompted_loop, run.prompted_objective
     encoder = workspace.trained_encoder().requires_grad_(False)
     conditional = load_model(workspace.finished("conditional", "denoiser"))
-    demasker = load_model(workspace.finished("guided", "demasker"))
     assert isinstance(conditional, RegisterDenoiser)
-    assert isinstance(demasker, Demasker)
+    demasker = None
+    if objective.demasker_learns:
+        demasker = workspace.to_device(_loaded(workspace.finished("guided", "demasker"), Demasker, "cpu"))
     shape = run.encoder.num_registers, run.encoder.register_width
     own = workspace.to_device(workspace.trained_encoder()) if objective.own_encoder else None
     data = pair_data(run, workspace)
@@ -200,7 +201,7 @@ def prompted_stage(run: Run, workspace: Workspace) -> tuple[Stage, LoopConfig]:
     stage = PromptedStage(
         workspace.to_device(prompted_from(conditional, *shape, generator_for("prompted", loop.seed))),
         workspace.to_device(head.init_weights(generator_for("length head", loop.seed))),
-        workspace.to_device(demasker) if objective.demasker_learns else demasker,
+        demasker,
         encoder,
         own,
         data,

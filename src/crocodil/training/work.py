@@ -101,7 +101,7 @@ def conditional_flops(
 def prompted_flops(
     denoiser: RegisterDenoiserConfig,
     encoder: RegisterEncoderConfig,
-    demasker: DemaskerConfig,
+    demasker: DemaskerConfig | None,
     *,
     objective: PromptedObjective,
     text_length: int,
@@ -111,10 +111,10 @@ def prompted_flops(
         encoder_flops(encoder, positions=length + encoder.num_registers)
         for length in (objective.answer_length, objective.prompt_length)
     )
-    encoding = (2 + objective.demasker_learns) * FROZEN * answer
+    encoding = (2 + (demasker is not None)) * FROZEN * answer
     encoding += (TRAINED if objective.own_encoder else FROZEN) * prompt
     demasking = 0.0
-    if objective.demasker_learns:
+    if demasker is not None:
         positions = text_length + demasker.num_registers + 2
         rows = objective.answer_length / 2
         demasking = TRAINED * demasker_flops(demasker.backbone, positions=positions, rows=rows)
