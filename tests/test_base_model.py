@@ -210,7 +210,7 @@ def test_generate_prints_the_answers_of_a_checkpoint(base, llada_folder, tmp_pat
         (["--prompt", "a", "--prompt-file", "b"], "give one of them"),
         (["--chat"], "--chat answers a prompt"),
         (["--block-size", "5"], "block_size 5 does not divide length 64"),
-        (["--model", "builtin", "--prompt", "x"], "are for checkpoints such as LLaDA: use --prefix"),
+        (["--model", "builtin", "--prompt", "x", "--prefix", "y"], "--prompt goes with none of --prefix"),
     ],
 )
 def test_an_option_that_does_not_fit_the_model_is_one_line(monkeypatch, capsys, llada_folder, arguments, message):

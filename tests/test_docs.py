@@ -241,6 +241,7 @@ ADDED = {
     "generate": ["--device", "cpu"],
     "autoencode": ["--device", "cpu"],
     "interpolate": ["--device", "cpu"],
+    "complete": ["--device", "cpu"],
     "encode": ["--device", "cpu"],
     "decode": ["--device", "cpu"],
     "train": ["--device", "cpu", "--set=encoder_warmup_steps=1", *_FEW_STEPS],
@@ -270,8 +271,8 @@ READS_IN_PYTHON = {
 }
 FIRST_ARGUMENT = {
     "verify": "model", "export": "run", "assemble": "run", "runs show": "run", "corpus show": "corpus",
-    "corpus verify": "corpus", "corpus pack": "corpus", "corpus card": "corpus", "examples/own_data.py": "code",
-    "trim": "causal",
+    "corpus verify": "corpus", "corpus pack": "corpus", "corpus card": "corpus", "corpus pairs": "corpus",
+    "examples/own_data.py": "code", "trim": "causal",
 }  # fmt: skip
 
 

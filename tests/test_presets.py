@@ -188,7 +188,9 @@ def test_our_additions_to_the_paper_are_preset_paper_plus(corpus):
 
 def test_preset_paper_one_gpu_has_the_papers_objectives(corpus):
     changed = changes(paper(corpus, Pretrained()), paper_one_gpu(corpus, Pretrained()))
-    assert {name.split(".")[0] for name in changed} == {"lengths", "base_loop", "guided_loop", "lora"}
+    assert {name.split(".")[0] for name in changed} == {
+        "lengths", "base_loop", "guided_loop", "lora", "prompted_objective",
+    }  # fmt: skip
     assert changed["lengths"] == (512,)
 
 

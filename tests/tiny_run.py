@@ -1,6 +1,6 @@
 """Train the stages of the preset `tiny` in a process of its own.
 
-Stage distilled is left out: a model of the run would have its priors instead of theirs.
+Stages distilled and prompted are left out: a model of the run would have its priors instead of theirs.
 """
 
 from pathlib import Path
@@ -24,7 +24,7 @@ def train_all(directory: Path, out: Path, num_steps: dict[str, int], validates: 
             setattr(validation, name, value)
     corpus = Corpus(directory)
     run = with_changes(tiny(corpus), [f"{stage}_loop.num_steps={number}" for stage, number in num_steps.items()])
-    for stage in STAGES[:-1]:
+    for stage in STAGES[: STAGES.index("distilled")]:
         assert run_stage(stage, run, Workspace(corpus, out, out))
 
 

@@ -6,7 +6,7 @@ files and the training loop are elsewhere.
 
 from collections.abc import Callable, Sequence
 from itertools import islice, pairwise
-from typing import Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -35,7 +35,18 @@ from crocodil.processes.registers import (
     sample_block_end,
     sample_prefix_length,
 )
-from crocodil.runtime.config import Amount, Cosine, Guidance, PagScale, Positive, Share, Steps, config
+from crocodil.runtime.config import (
+    Amount,
+    Cosine,
+    Guidance,
+    Length,
+    PagScale,
+    Positive,
+    Share,
+    Steps,
+    Weight,
+    config,
+)
 from crocodil.seeding import Streams
 from crocodil.shapes import PerSample, Positions, PrefixLength, RegisterBank, RegisterTime, TokenIds
 
@@ -97,6 +108,19 @@ class DistilObjective:
     def guiding_calls(self) -> int:
         """The predictions that guide one of the teacher."""
         return (self.pag_scale != 0) + (self.self_cond_scale != 1) + (self.autoguidance != 1)
+
+
+@config
+class PromptedObjective:
+    """Options of stage prompted (App. H, decision D57)."""
+
+    own_encoder: bool = False  # train h_kappa, which begins as h_phi; False: h_kappa is h_phi
+    prompt_drop_rate: Share = 0.1  # how often the null prompt is used,
+    condition_drop_rate: Share = 0.5  # and how often the null condition: a first draw knows the prompt alone
+    prompt_length: Length = 128  # tokens of a prompt on its canvas
+    answer_length: Length = 64  # and of an answer, with BOS and EOS
+    demasker_learns: bool = True  # train the demasker to read prompts too
+    length_weight: Weight = 0.01  # of the loss of the length head
 
 
 def base_loss(
@@ -230,6 +254,67 @@ def conditional_prior_loss(
     return F.mse_loss(predicted, registers)  # line 7
 
 
+class PromptedBatch(NamedTuple):
+    """Prompts and answers on their canvases (`text/prompts.py`)."""
+
+    prompts: Masked
+    answers: TokenIds
+    texts: TokenIds
+    is_answer: Positions  # on `texts`
+
+
+def prompted_prior_loss(
+    denoiser: RegisterDenoiser,
+    encode: Encode,
+    prompt: RegisterBank,
+    answers: TokenIds,
+    *,
+    objective: PromptedObjective,
+    prior_objective: PriorObjective,
+    mask_id: int,
+    streams: Streams,
+) -> Loss:
+    """App. H: return the loss of g_psi(z_t, t, h_phi(x_t), h_kappa(c)), where z_0 are the registers of an answer.
+
+    `encode` is h_phi, kept fixed by the caller, and `prompt` is h_kappa(c). Each is dropped by a draw of its own.
+    """
+    registers = denoiser.standardise(encode(answers, None)[:, : denoiser.config.num_registers])
+    noisy_registers, time = _diffuse(registers, prior_objective, streams)
+    condition = encode(*mask_condition(answers, prior_objective, mask_id, streams))
+    keep = streams.at("keep condition").uniform() >= objective.condition_drop_rate
+    keep_prompt = streams.at("keep prompt").uniform() >= objective.prompt_drop_rate
+    predicted = _denoise(denoiser, noisy_registers, time, prior_objective, condition, keep, prompt, keep_prompt)
+    return F.mse_loss(predicted, registers)
+
+
+def prompted_demasking_loss(
+    encode: Encode,
+    demasker: Demasker,
+    batch: PromptedBatch,
+    *,
+    objective: DemaskerObjective,
+    mask_id: int,
+    streams: Streams,
+) -> Loss:
+    """Algorithm 1 with a prompt (App. H): only answers are hidden, and registers of answers guide.
+
+    The loss is per token of an answer, then a mean over samples: it does not depend on how a batch is split.
+    """
+    mask_prob = _mask_some_fully(
+        mask_prob_at(streams.at("time").uniform()), objective.all_mask_rate, streams.at("all-mask")
+    )
+    noisy_tokens, hidden = mask_tokens(
+        batch.texts, mask_prob, mask_id=mask_id, streams=streams.at("mask"), given=~batch.is_answer
+    )
+    registers = encode(batch.answers, None)
+    std = noise_std_for_cosine(objective.register_cosine)
+    noisy_registers = perturb(registers, std=std, streams=streams.at("register noise"))
+    prefix_length = sample_visible_registers(registers.shape[1], objective, streams.at("prefix"))
+    logits = demasker(noisy_tokens, noisy_registers, prefix_length=prefix_length, rows=hidden)
+    share_of_canvas = batch.is_answer.float().mean(dim=1)
+    return demasking_loss(logits, batch.texts, hidden, mask_prob * share_of_canvas)
+
+
 def distilled_loss(
     student: Jump,
     teacher: Denoise,
@@ -300,10 +385,13 @@ def _denoise(
     objective: PriorObjective,
     condition: Float[Tensor, "_ C E"] | None = None,
     keep: Bool[Tensor, "B"] | None = None,
+    prompt: Float[Tensor, "_ P F"] | None = None,
+    keep_prompt: Bool[Tensor, "B"] | None = None,
 ) -> RegisterBank:
     """Predict the clean bank; part of the batch sees a first prediction as its guess (decision D25)."""
+    prompted: dict[str, Any] = {} if prompt is None else {"prompt": prompt, "keep_prompt": keep_prompt}
     if not denoiser.config.self_conditioned:
-        return denoiser(noisy_registers, time, condition=condition, keep_condition=keep)
+        return denoiser(noisy_registers, time, condition=condition, keep_condition=keep, **prompted)
     guess, num_guessed = torch.zeros_like(noisy_registers), round(objective.self_condition_rate * len(time))
     if num_guessed:
         with torch.no_grad():
@@ -314,8 +402,9 @@ def _denoise(
                 if condition is None
                 else condition[:num_guessed],  # a shared condition keeps one row
                 keep_condition=None if keep is None else keep[:num_guessed],
+                **{name: None if value is None else value[:num_guessed] for name, value in prompted.items()},
             )
-    return denoiser(noisy_registers, time, guess=guess, condition=condition, keep_condition=keep)
+    return denoiser(noisy_registers, time, guess=guess, condition=condition, keep_condition=keep, **prompted)
 
 
 def sample_visible_registers(num_registers: int, objective: DemaskerObjective, streams: Streams) -> PrefixLength:

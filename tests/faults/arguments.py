@@ -111,6 +111,7 @@ def right_calls(world: World, sandbox: Path) -> dict[str, dict[str, Any]]:
         },
         "decode": {"file": world.registers, **on_model},
         "interpolate": {"first": world.text(0), "second": world.text(1), "steps": 2, **on_model},
+        "complete": {"file": world.text(0), "at": "1", "count": 1, **on_model},
         "verify": {"directory": world.model, "model": world.model},
         "push": {"model": world.model, "repository": "owner/name"},
         "train": training,
@@ -121,6 +122,7 @@ def right_calls(world: World, sandbox: Path) -> dict[str, dict[str, Any]]:
         "reproduce": {"experiments": ["model"], "preset": "tiny", "model": [world.model], "out": out, **judged},
         "report": {"out": out},
         "evaluate": {"samples": world.texts, "model": world.model, "length": 64, **judged},
+        "corpus pairs": {"source": world.corpus, "out": out},
         "corpus build": {
             "preset": "python-files", "source": world.files, "out": out, "vocab_size": 300, "processes": 1,
         },

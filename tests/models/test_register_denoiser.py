@@ -6,12 +6,15 @@ import torch
 from tiny import CONDITIONAL, NUM_REGISTERS, REGISTER_WIDTH
 
 from crocodil.checkpoints.format import load_model, save_model
-from crocodil.models.register_denoiser import RegisterDenoiser
+from crocodil.models.length_head import LengthHead, LengthHeadConfig
+from crocodil.models.register_denoiser import RegisterDenoiser, prompted_from
 from crocodil.objectives import PriorObjective, prior_loss
 from crocodil.presets import models
 from crocodil.processes.gaussian import signal_and_noise_level
 from crocodil.sampling.algorithms import draw_registers
 from crocodil.sampling.configs import Drawing
+from crocodil.sampling.cost import Cost
+from crocodil.sampling.guidance import DualGuided, GuidedDenoiser
 from crocodil.seeding import generator_for
 
 STANDARDISED = replace(tiny.DENOISER, standardised=True)
@@ -180,3 +183,61 @@ def test_a_standardised_prior_learns_and_draws_coordinates_of_very_different_sca
     z_scores = denoiser.standardise(drawn)[..., :-1]  # the norm is fixed, and with it the last coordinate
     assert torch.allclose(z_scores.mean(dim=0), torch.zeros(()), atol=0.15)
     assert torch.allclose(z_scores.std(dim=0), torch.ones(()), atol=0.15)
+
+
+# ---------------------------------------------------------------- prompts (decision D57)
+
+PROMPTED = replace(tiny.CONDITIONAL, prompt_width=tiny.REGISTER_WIDTH, prompt_length=tiny.NUM_REGISTERS)
+
+
+def test_condition_and_prompt_are_read_and_dropped_each_by_itself():
+    denoiser, noisy, time = tiny.denoiser(PROMPTED), tiny.bank(3), torch.full((3, tiny.NUM_REGISTERS), 0.5)
+    condition, prompt = tiny.streams(3, "condition").normal(6, 16), tiny.streams(3, "prompt").normal(6, 16)
+    keep = torch.tensor([True, False, True])
+    both = denoiser(noisy, time, condition=condition, prompt=prompt)
+    without_condition = denoiser(noisy, time, prompt=prompt)
+    without_prompt = denoiser(noisy, time, condition=condition)
+    assert not torch.allclose(both, without_condition)
+    assert not torch.allclose(both, without_prompt)
+    dropped = denoiser(noisy, time, condition=condition, prompt=prompt, keep_prompt=keep)
+    torch.testing.assert_close(dropped, torch.where(keep[:, None, None], both, without_prompt))
+    dropped = denoiser(noisy, time, condition=condition, prompt=prompt, keep_condition=keep)
+    torch.testing.assert_close(dropped, torch.where(keep[:, None, None], both, without_condition))
+    keys_values = denoiser.cross_attention_kv(condition[:1], prompt=prompt)
+    shared = denoiser(noisy, time, condition=condition[:1].expand(3, -1, -1), prompt=prompt)
+    torch.testing.assert_close(denoiser(noisy, time, condition_kv=keys_values), shared)
+    with pytest.raises(ValueError, match="trained without prompts"):
+        tiny.denoiser(tiny.CONDITIONAL)(noisy, time, prompt=prompt)
+
+
+def test_strengths_of_condition_and_prompt_add_their_differences_and_their_calls():
+    denoiser, prompt = tiny.denoiser(PROMPTED), tiny.streams(2, "prompt").normal(6, 16)
+    condition = tiny.streams(2, "condition").normal(6, 16)
+    full = denoiser.cross_attention_kv(condition, prompt=prompt)
+    without = [denoiser.cross_attention_kv(None, prompt=prompt), denoiser.cross_attention_kv(condition)]
+    noisy, time = tiny.bank(2), torch.full((2, tiny.NUM_REGISTERS), 0.5)
+    dual = DualGuided(GuidedDenoiser(denoiser), (2.0, 4.0))
+    clean, prediction = dual(noisy, time, time, noisy, full, *without)
+    no_condition, no_prompt = (denoiser(noisy, time, condition_kv=kv) for kv in without)
+    torch.testing.assert_close(clean, prediction + (prediction - no_condition) + 3 * (prediction - no_prompt))
+    drawn = draw_registers(
+        denoiser, Drawing(), shape=(6, 16), num_steps=2, condition_kv=full, streams=tiny.streams(2),
+        dropped=list(zip((2.0, 4.0), without, strict=True)),
+    )  # fmt: skip
+    assert drawn.cost == Cost(denoiser_calls=6)
+
+
+def test_a_prompted_denoiser_begins_as_the_conditional_prior_but_for_what_it_reads():
+    conditional = tiny.denoiser(tiny.CONDITIONAL)
+    prompted = prompted_from(conditional, 6, 16, generator_for("prompted"))
+    assert prompted.config == PROMPTED
+    assert torch.equal(prompted.proj_in.weight, conditional.proj_in.weight)
+
+
+def test_lengths_begin_equally_likely_and_their_quantiles_follow_the_head():
+    config = LengthHeadConfig(prompt_width=16, max_length=10, answer_length=12, prompt_length=32)
+    head = LengthHead(config).init_weights(generator_for("head"))
+    prompt, shares = tiny.bank(1), torch.tensor([0.05, 0.45, 0.99])
+    assert head.quantiles(prompt, shares).tolist() == [1, 5, 10]
+    head.proj_out.bias.data[6] = 50.0
+    assert head.quantiles(prompt, shares).tolist() == [7, 7, 7]

@@ -12,8 +12,9 @@ from tiny_run import SHORT_VALIDATION
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from crocodil.checkpoints.format import load_model
+from crocodil.corpus.pairs import write_pairs
 from crocodil.corpus.shards import Corpus
-from crocodil.objectives import DistilObjective
+from crocodil.objectives import DistilObjective, PromptedObjective
 from crocodil.presets.causal_starts import begin_as_causal
 from crocodil.presets.runs import tiny
 from crocodil.runtime.distributed import Ranks, process_group
@@ -23,7 +24,7 @@ from crocodil.training.run import run_stage
 from crocodil.training.run_config import CausalStart
 from crocodil.training.stage_setup import Workspace, base_stage, guided_stage
 
-STAGES = ("base", "guided", "registers", "prior", "conditional", "distilled")
+STAGES = ("base", "guided", "registers", "prior", "conditional", "distilled", "prompted")
 
 
 def short(corpus):
@@ -39,6 +40,8 @@ def short(corpus):
         run, base_loop=loop, guided_loop=loop, prior_loop=loop, conditional_loop=loop, encoder_warmup_steps=2,
         distilled_loop=replace(loop, num_steps=2), distil_objective=DistilObjective(draw_steps=1, teacher_calls=1),
         prior=replace(run.prior, standardised=True),
+        prompted_loop=replace(loop, num_steps=2), prompted_objective=PromptedObjective(own_encoder=True),
+        pairs=corpus.directory.parent / "pairs of ranks",
     )  # fmt: skip
 
 
@@ -57,6 +60,7 @@ def causal_folder(corpus):
 
     folder = corpus.directory.parent / "causal of ranks"
     save_causal(folder)
+    write_pairs(corpus.directory, corpus.directory.parent / "pairs of ranks", count=8)
     shutil.copy(corpus.directory / "tokenizer.json", folder)
 
 

@@ -1,6 +1,6 @@
 """This project's model format: config.json and model.safetensors in one folder.
 
-Version 2 renamed weights of the register denoiser; versions 3 and 4 added fields to the configs. Older folders are
+Version 2 renamed weights of the register denoiser; later versions added fields to the configs. Older folders are
 read through a table of names and a table of defaults.
 """
 
@@ -27,6 +27,7 @@ from crocodil.checkpoints.tensors import (
     write_tensors,
 )
 from crocodil.models.demasker import Demasker, DemaskerConfig
+from crocodil.models.length_head import LengthHead, LengthHeadConfig
 from crocodil.models.llada import LLaDA, LLaDAConfig
 from crocodil.models.register_denoiser import RegisterDenoiser, RegisterDenoiserConfig
 from crocodil.models.register_encoder import RegisterEncoder, RegisterEncoderConfig
@@ -34,13 +35,14 @@ from crocodil.runtime.atomic import whole_directory
 from crocodil.runtime.config import config_from_json, read_json
 
 FORMAT = "crocodil"
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
 
 _KINDS: dict[str, tuple[type[nn.Module], type]] = {
     "LLaDA": (LLaDA, LLaDAConfig),
     "Demasker": (Demasker, DemaskerConfig),
     "RegisterEncoder": (RegisterEncoder, RegisterEncoderConfig),
     "RegisterDenoiser": (RegisterDenoiser, RegisterDenoiserConfig),
+    "LengthHead": (LengthHead, LengthHeadConfig),
 }
 
 # By kind: the name of a module or parameter -> its name in version 1. Other names are the same in both.
@@ -57,14 +59,19 @@ _NAMES_IN_VERSION_1 = {
     }
 }
 
-# Fields that configs have since version 3 or 4, and the values that older networks had.
+# Fields that configs have since version 3 or later, and the values that older networks had.
 _NEW_FIELDS: dict[type, dict[str, Any]] = {
     RegisterEncoderConfig: {"qkv_bias": False, "without_qk_norm": False},
-    RegisterDenoiserConfig: {"standardised": False, "flow_map": False},
+    RegisterDenoiserConfig: {
+        "standardised": False,
+        "flow_map": False,
+        "prompt_width": None,
+        "prompt_length": 0,
+    },
     LLaDAConfig: {"head_size": None, "qkv_bias": False, "qk_norm": False, "shifted": False, "parents": []},
 }
 
-Model: TypeAlias = LLaDA | Demasker | RegisterEncoder | RegisterDenoiser
+Model: TypeAlias = LLaDA | Demasker | RegisterEncoder | RegisterDenoiser | LengthHead
 
 
 def save_model(

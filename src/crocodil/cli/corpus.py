@@ -96,6 +96,47 @@ def show(
 
 
 @corpus.command()
+def pairs(
+    source: Annotated[
+        Path, typer.Argument(metavar="SOURCE", help="A corpus, or a .jsonl file of rows with prompt and answer.")
+    ],
+    out: Annotated[Path, typer.Option(help="New folder for the pairs.")],
+    kind: Annotated[
+        list[str] | None,
+        typer.Option(help="Of a corpus: body, middle or block. Can be repeated; default: all."),
+    ] = None,
+    per_document: Annotated[
+        int, typer.Option(min=1, max=10_000, help="Largest number of pairs of each kind from one document.")
+    ] = 4,
+    max_lines: Annotated[int, typer.Option(min=1, max=10_000, help="Largest number of lines of an answer.")] = 32,
+    max_chars: Annotated[
+        int, typer.Option(min=1, max=1 << 30, help="Largest number of characters of a pair.")
+    ] = 4000,
+    count: Annotated[
+        int | None, typer.Option(min=1, max=1 << 30, help="Keep a random part: so many of each kind and split.")
+    ] = None,
+    held_out: Annotated[
+        float, typer.Option(min=0, max=0.5, help="Share for valid, and for test, of rows that name no split.")
+    ] = 0.01,
+) -> None:
+    """Cut programs into prompts and answers, or read pairs from a file.
+
+    body: signature and docstring -> body. middle: prefix and suffix -> middle. block: comment -> block.
+    """
+    from rich.console import Console
+
+    from crocodil.corpus.cuts import KINDS, Cuts
+    from crocodil.corpus.pairs import write_pairs
+
+    if wrong := [name for name in kind or () if name not in KINDS]:
+        raise ValueError(f"no kind {wrong[0]!r}: take some of {', '.join(KINDS)}")
+    kinds = tuple(name for name in KINDS if kind is None or name in kind)
+    cuts = Cuts(kinds=kinds, per_document=per_document, max_lines=max_lines, max_chars=max_chars)
+    written = write_pairs(source, out, cuts=cuts, count=count, held_out=held_out)
+    Console().print(table(written.rows()))
+
+
+@corpus.command()
 def card(directory: Directory, out: Annotated[Path, typer.Option(help="Markdown file to write.")]) -> None:
     """Write a corpus card: the sources and licences, package by package."""
     from crocodil.corpus import summary

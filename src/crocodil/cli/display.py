@@ -21,11 +21,13 @@ from crocodil.checkpoints.tensors import write_tensors
 from crocodil.cli.root import Format
 from crocodil.cli.texts import NewFolder, printable
 from crocodil.pipeline import Base, Crocodil, Generation, Registers
+from crocodil.pipeline.completing import Answers
 from crocodil.pipeline.results import HIDDEN, SEPARATOR, OnSnapshot, Snapshot
 from crocodil.runtime.atomic import whole_file
 from crocodil.runtime.config import Length, parse_as, read_as
 from crocodil.sampling.cost import NO_COST, Cost
 from crocodil.shapes import RegisterBank
+from crocodil.text.positions import Place
 
 # ---------------------------------------------------------------- reading
 
@@ -40,6 +42,17 @@ def fitting(pipe: Crocodil, text: str, file: Path) -> str:
             err=True,
         )
     return kept
+
+
+def warn_of_cut(place: Place, answers: Answers) -> None:
+    """Say how much of the text around a place the model did not see."""
+    cut = [len(place.prefix) - len(answers.prompt), len(place.suffix) - len(answers.suffix)]
+    if any(cut):
+        typer.echo(
+            f"crocodil: the text is longer than a canvas: the first {cut[0]} characters before the place and the "
+            f"last {cut[1]} after it are not seen",
+            err=True,
+        )
 
 
 class Stored(NamedTuple):

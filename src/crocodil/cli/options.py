@@ -154,7 +154,7 @@ def _without_none(hint: Any) -> Any:
 # ---------------------------------------------------------------- names
 
 # Names that are also known in modules that import torch; tests/test_cli.py checks that they are equal.
-Stage = Literal["base", "guided", "registers", "prior", "conditional", "distilled"]
+Stage = Literal["base", "guided", "registers", "prior", "conditional", "distilled", "prompted"]
 Preset = Literal["tiny", "laptop", "small", "medium", "paper", "paper-plus", "paper-one-gpu"]
 Ablation = Literal[
     "without register noise", "without nested dropout", "without all-mask samples", "without block offsets",
@@ -163,7 +163,10 @@ Ablation = Literal[
 LayerChoice = Literal["greedy", "spaced"]
 Protocol = Literal["full", "quick", "tiny"]
 Split = Literal["valid", "test"]
-Network = Literal["demasker", "encoder", "prior", "conditional", "weak_prior", "condition_encoder", "base"]
+Network = Literal[
+    "demasker", "encoder", "prior", "conditional", "weak_prior", "condition_encoder", "prompted", "prompt_encoder",
+    "length_head", "prompted_demasker", "base",
+]  # fmt: skip
 Judge = Literal["qwen2.5-coder-0.5b", "smollm2-135m", "minilm-l6-v2", "qwen2.5-coder-1.5b"]
 DEFAULT_JUDGE: Judge = "qwen2.5-coder-0.5b"
 Experiment = Literal[
@@ -205,7 +208,7 @@ Suffix = Annotated[
 PromptText = Annotated[
     str | None,
     typer.Option(
-        "--prompt", parser=utf8, metavar="TEXT", help="Answer this text (checkpoints such as LLaDA).",
+        "--prompt", parser=utf8, metavar="TEXT", help="Answer this text; it is not repeated.",
         rich_help_panel=TEXT,
     ),
 ]  # fmt: skip

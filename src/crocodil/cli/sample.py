@@ -11,11 +11,13 @@ import typer
 
 from crocodil.checkpoints.hub import UPLOAD, upload
 from crocodil.cli import options
+from crocodil.cli.answers import check_model, print_answers
 from crocodil.cli.root import USE, Format, app
 from crocodil.cli.texts import NewFolder, printable, read_prompt, read_text
 from crocodil.pipeline.base_settings import BaseSettings, answer_decoding, check_checkpoint, checkpoint_folder
 from crocodil.pipeline.settings import BUILTIN, Method, Settings, model_folder, read_settings, settings_file
-from crocodil.sampling.configs import Decoding, Drawing, with_knobs
+from crocodil.sampling.configs import Decoding, Drawing
+from crocodil.text.positions import Place
 
 CPU_BATCH = 4  # texts: the first ones are printed early, for a tenth more time than in batches of 16
 
@@ -46,16 +48,23 @@ def generate(
 ) -> None:
     """Generate texts and print each as soon as its batch is finished.
 
-    Options for decoding and registers that are not given take the defaults of the model. If the model is a public
-    checkpoint such as LLaDA, it has no registers and answers --prompt.
+    Options for decoding and registers that are not given take the defaults of the model. With --prompt, answers to
+    it are printed, the most likely first. If the model is a public checkpoint such as LLaDA, it has no registers.
     """
     checkpoint = checkpoint_folder(model)
     method = method or (Method.CON_WITHIN_DISC if checkpoint is None else Method.BASE)
     asked: dict[str, Any] = {"length": length, "seed": seed, **knobs}
     if checkpoint is None:
-        if prompt is not None or prompt_file is not None or chat:
-            raise ValueError("--prompt, --prompt-file and --chat are for checkpoints such as LLaDA: use --prefix")
-        _check_model(model, method, length, knobs)
+        if chat:
+            raise ValueError("--chat is for checkpoints with a chat template, such as LLaDA: use --prompt alone")
+        check_model(model, method, length, knobs)
+        if prompt is not None or prompt_file is not None:
+            if prefix or show or out_dir is not None:
+                raise ValueError("--prompt goes with none of --prefix, --show and --out-dir")
+            place = Place(_prompt(prompt, prompt_file, chat=False), suffix, at_column=False)
+            asked |= {"count": count, "method": method, "batch_size": batch_size}
+            print_answers(place, model, device, asked, format, timings=timings, verbose=verbose)
+            return
     else:
         if prefix or suffix:
             raise ValueError("--prefix and --suffix are for models with registers: use --prompt")
@@ -222,13 +231,6 @@ def push(
     folder = model_folder(model)
     verify_folder(folder)
     typer.echo(upload(folder, repository, private=private, message=message))
-
-
-def _check_model(model: str, method: Method, length: int | None, knobs: dict[str, Any]) -> None:
-    """Check the options for a model with registers."""
-    settings = _settings(model)
-    decoding, _ = with_knobs(settings.decoding_for(method), settings.drawing, knobs)
-    decoding.plan(settings.canvas(length))  # raises if the calls do not fit
 
 
 def _check_base(folder: Path, method: Method, length: int | None, knobs: dict[str, Any], *, chat: bool) -> None:

@@ -37,7 +37,7 @@ def train(
         typer.Argument(
             parser=options.checked(options.Stage),
             metavar="STAGE",
-            help="base, guided, registers, prior, conditional or distilled; usually trained in this order.",
+            help="base, guided, registers, prior, conditional, distilled or prompted; usually in this order.",
         ),
     ],
     preset: Annotated[str, options.one_of(options.Preset, "Sizes and settings of the run.")] = "small",
@@ -97,6 +97,9 @@ def train(
             help="With --dry-run: what one device reaches in TFLOP/s; default: measured or assumed, as it says.",
         ),
     ] = None,
+    pairs: Annotated[
+        Path | None, typer.Option(help="For stage prompted: a folder of prompts and answers (`corpus pairs`).")
+    ] = None,
     device: options.Device = None,
 ) -> None:
     """Train one stage of a run. On several devices: torchrun -m crocodil.cli train ..."""
@@ -130,6 +133,7 @@ def train(
         workspace = Workspace(corpus, out, source or out, ranks)
         run = _with_causal_start(run, asked, stage, workspace, resume=resume)
         run = with_changes(run, changes or ())
+        run = run if pairs is None else replace(run, pairs=pairs)
         if preset in FROM_CAUSAL and stage == "base" and run.causal is None:
             raise ValueError(f"preset {preset} begins as a causal model: give the folder of one with --causal")
         finished = run_stage(stage, run, workspace, resume=resume, max_minutes=max_minutes)
@@ -446,5 +450,9 @@ _NETWORKS = {
     "prior": "prior/model/denoiser",
     "conditional": "conditional/model/denoiser",
     "condition_encoder": "conditional/model/condition_encoder",
+    "prompted": "prompted/model/denoiser",
+    "prompt_encoder": "prompted/model/prompt_encoder",
+    "length_head": "prompted/model/length_head",
+    "prompted_demasker": "prompted/model/demasker",
     "base": "base/model/demasker",
 }

@@ -2,7 +2,8 @@
 
 One network computes the time modulation for all layers (adaLN-single, Chen et al., 2023, arXiv:2310.00426).
 Every register has its own time, so block offsets need no special case. The condition is read by
-cross-attention. The network predicts the clean bank and does not depend on the noise schedule.
+cross-attention; a second one, the prompt, may stand beside it (App. H). The network predicts the clean bank and
+does not depend on the noise schedule.
 """
 
 import math
@@ -38,6 +39,8 @@ class RegisterDenoiserConfig:
     mlp_ratio: Width = 4
     condition_width: Width | None = None  # width of the condition vectors; None: no cross-attention
     condition_length: Amount = 0  # number of condition vectors
+    prompt_width: Width | None = None  # width of the prompt's vectors h_kappa(c); None: no prompt (decision D57)
+    prompt_length: Amount = 0  # number of them
     self_conditioned: bool = False  # reads its prediction of the previous step (decision D25)
     standardised: bool = False  # models registers of mean 0 and standard deviation 1 per coordinate (decision D40)
     flow_map: bool = False  # also reads the time that a step goes to: a distilled denoiser (decision D51)
@@ -47,6 +50,10 @@ class RegisterDenoiserConfig:
             raise ValueError(f"width {self.width} does not split into {self.num_heads} heads")
         if (self.condition_width is None) != (self.condition_length == 0):
             raise ValueError("a condition has both a width and a length, or neither")
+        if (self.prompt_width is None) != (self.prompt_length == 0):
+            raise ValueError("a prompt has both a width and a length, or neither")
+        if self.prompt_width is not None and self.condition_width is None:
+            raise ValueError("a denoiser with a prompt also has a condition, which may be dropped")
         if self.flow_map and self.self_conditioned:
             raise ValueError("a distilled denoiser (flow_map) is not self_conditioned: one step is one call")
 
@@ -65,7 +72,8 @@ class RegisterDenoiser(nn.Module):
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
         self.final_table = nn.Parameter(torch.zeros(2, width))
         self.proj_out = nn.Linear(width, config.register_width)
-        self.condition_embed = ConditionEmbedding(config) if config.condition_width is not None else None
+        self.condition_embed = ConditionEmbedding.of(config.condition_length, config.condition_width, width)
+        self.prompt_embed = ConditionEmbedding.of(config.prompt_length, config.prompt_width, width)
         self.statistics: Statistics | None
         identity = torch.tensor([0.0, 1.0])[:, None, None].repeat(1, config.num_registers, config.register_width)
         self.register_buffer("statistics", identity if config.standardised else None)
@@ -79,6 +87,8 @@ class RegisterDenoiser(nn.Module):
         guess: RegisterBank | None = None,
         condition: Condition | None = None,
         keep_condition: Bool[Tensor, "B"] | None = None,
+        prompt: Condition | None = None,
+        keep_prompt: Bool[Tensor, "B"] | None = None,
         condition_kv: Float[Tensor, "layers *context"] | None = None,
         identity_attention: Bool[Tensor, "B"] | None = None,
     ) -> RegisterBank:
@@ -94,7 +104,9 @@ class RegisterDenoiser(nn.Module):
                 repeated. Without a condition, a conditional denoiser uses its trained null condition, so that
                 one network can serve as both priors (decision D15).
             keep_condition: False replaces the condition of a sample by the null condition.
-            condition_kv: the result of `cross_attention_kv`, used instead of `condition`.
+            prompt: h_kappa(c), the registers of the prompt (App. H), if the denoiser reads one; like `condition`.
+            keep_prompt: False replaces the prompt of a sample by the null prompt.
+            condition_kv: the result of `cross_attention_kv`, used instead of `condition` and `prompt`.
             identity_attention: True for samples whose registers attend only to themselves (decision D33).
         """
         if noisy_registers.shape[1:] != (self.config.num_registers, self.config.register_width):
@@ -104,6 +116,8 @@ class RegisterDenoiser(nn.Module):
             )
         if condition is not None and self.condition_embed is None:
             raise ValueError("this denoiser has no cross-attention: call it without a condition")
+        if prompt is not None and self.prompt_embed is None:
+            raise ValueError("this denoiser was trained without prompts: call it without one")
         embedded = self.proj_in(noisy_registers.to(self.proj_in.weight.dtype))
         if guess is not None:
             if self.proj_guess is None:
@@ -114,7 +128,7 @@ class RegisterDenoiser(nn.Module):
         modulation = rearrange(self.time_modulation(F.silu(time)), "b k (s w) -> b k s w", s=6)
         context = None
         if self.condition_embed is not None and condition_kv is None:
-            context = self.condition_embed(condition, keep_condition)
+            context = self._context(condition, keep_condition, prompt, keep_prompt)
         for layer, block in enumerate(self.blocks):
             layer_context = context if condition_kv is None else condition_kv[layer]
             tokens = block(tokens, modulation, layer_context, identity_attention)
@@ -132,15 +146,35 @@ class RegisterDenoiser(nn.Module):
         span = torch.zeros_like(time) if end_time is None else time - end_time
         return embedded + self.span(time_features(span).to(dtype))
 
-    def cross_attention_kv(
-        self, condition: Condition | None, keep_condition: Bool[Tensor, "B"] | None = None
-    ) -> Float[Tensor, "layers *context"]:
-        """Precompute the keys and values of a condition for all layers; they do not change between steps.
-
-        They cost more than the registers themselves, which are few. None is the null condition.
-        """
+    def _context(
+        self,
+        condition: Condition | None,
+        keep_condition: Bool[Tensor, "B"] | None,
+        prompt: Condition | None,
+        keep_prompt: Bool[Tensor, "B"] | None,
+    ) -> Float[Tensor, "_ X W"]:
+        """Return what cross-attention reads: the embedded condition and, beside it, the embedded prompt."""
         assert self.condition_embed is not None
         context = self.condition_embed(condition, keep_condition)
+        if self.prompt_embed is None:
+            return context
+        parts = [context, self.prompt_embed(prompt, keep_prompt)]
+        count = max(map(len, parts))  # one that all samples share has one row
+        return torch.cat([part.expand(count, -1, -1) for part in parts], dim=1)
+
+    def cross_attention_kv(
+        self,
+        condition: Condition | None,
+        keep_condition: Bool[Tensor, "B"] | None = None,
+        *,
+        prompt: Condition | None = None,
+        keep_prompt: Bool[Tensor, "B"] | None = None,
+    ) -> Float[Tensor, "layers *context"]:
+        """Precompute the keys and values of condition and prompt for all layers; they do not change between steps.
+
+        They cost more than the registers themselves, which are few. None is the null condition or prompt.
+        """
+        context = self._context(condition, keep_condition, prompt, keep_prompt)
         cross_attentions = [block.cross for block in self.blocks if isinstance(block, Block)]
         return torch.stack([cross.keys_and_values(context) for cross in cross_attentions if cross is not None])
 
@@ -177,6 +211,16 @@ class RegisterDenoiser(nn.Module):
         return self
 
 
+def prompted_from(
+    conditional: RegisterDenoiser, prompt_length: int, prompt_width: int, generator: torch.Generator
+) -> RegisterDenoiser:
+    """Return a denoiser with a prompt that begins as a conditional prior: all other weights are its."""
+    config = replace(conditional.config, prompt_width=prompt_width, prompt_length=prompt_length)
+    prompted = RegisterDenoiser(config).init_weights(generator)
+    prompted.load_state_dict(prompted.state_dict() | conditional.state_dict())
+    return prompted
+
+
 def flow_map_of(teacher: RegisterDenoiser, generator: torch.Generator) -> RegisterDenoiser:
     """Return a flow map that begins as the teacher: whatever the end time, it predicts what the teacher does.
 
@@ -192,16 +236,19 @@ def flow_map_of(teacher: RegisterDenoiser, generator: torch.Generator) -> Regist
 class ConditionEmbedding(nn.Module):
     """Project a condition, or the null condition, to the denoiser's width."""
 
-    def __init__(self, config: RegisterDenoiserConfig) -> None:
+    def __init__(self, length: int, condition_width: int, width: int) -> None:
         super().__init__()
-        assert config.condition_width is not None
-        self.null = nn.Parameter(torch.zeros(config.condition_length, config.condition_width))
-        self.pos_embed = nn.Parameter(torch.zeros(config.condition_length, config.width))
+        self.null = nn.Parameter(torch.zeros(length, condition_width))
+        self.pos_embed = nn.Parameter(torch.zeros(length, width))
         self.proj_in = nn.Sequential(
-            nn.Linear(config.condition_width, config.width),
+            nn.Linear(condition_width, width),
             nn.GELU(approximate="tanh"),
-            nn.Linear(config.width, config.width),
+            nn.Linear(width, width),
         )
+
+    @classmethod
+    def of(cls, length: int, condition_width: int | None, width: int) -> "ConditionEmbedding | None":
+        return None if condition_width is None else cls(length, condition_width, width)
 
     def forward(self, condition: Condition | None, keep: Bool[Tensor, "B"] | None) -> Float[Tensor, "_ C W"]:
         null = self.null[None]

@@ -4,7 +4,8 @@ Given text is healed where it meets masks: see `crocodil.text.tokenizer.Healed`.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 
@@ -21,12 +22,16 @@ class Given:
     prefix: str = ""
     suffix: str = ""
     heal: bool = True  # the tokens next to the masks may be replaced by others that spell the same text
+    tokens: int | None = None  # masks after the prefix; None: as many as fit, so that the canvas is full
+    ends: bool = True  # the text ends with the suffix, or after `tokens`; False: more masks follow
+    at_column: bool = False  # the text after the prefix starts with no whitespace; nothing is healed
 
     def __bool__(self) -> bool:
         return bool(self.prefix or self.suffix)
 
 
 NOTHING = Given()
+_CHARS_PER_TOKEN = 32  # more than any text has: what is surely too long is not tokenized
 
 
 def text_canvases(texts: Sequence[str], tokenizer: Tokenizer, *, length: int, cut: bool) -> TokenIds:
@@ -72,27 +77,71 @@ def split_to_fit(text: str, tokenizer: Tokenizer, *, length: int) -> list[str]:
     return pieces
 
 
-def masked_canvas(given: Given, tokenizer: Tokenizer, *, length: int) -> Canvas:
-    """Return BOS, prefix, masks and, where there is a suffix, the suffix and one EOS. Healed tokens are masked."""
+class Layout(NamedTuple):
+    """A canvas in parts; tokens that are healed are masked."""
+
+    before: list[int]  # BOS and the prefix
+    num_free: int  # masks
+    after: list[int]  # the suffix
+    rest: list[int]  # EOS, or masks if the text goes on
+    healed: dict[int, list[int]]  # by position: the tokens that are allowed there
+
+    @property
+    def end(self) -> int:
+        """Where the suffix ends."""
+        return len(self.before) + self.num_free + len(self.after)
+
+
+def layout(given: Given, tokenizer: Tokenizer, *, length: int) -> Layout:
+    """Lay given text out on a canvas: BOS, prefix, masks, suffix, and the rest."""
     special = tokenizer.special
     assert special.mask is not None
     prefix, suffix = _at_the_borders(given, tokenizer)
     before = [special.bos, *prefix.kept, *[special.mask] * bool(prefix.fitting)]
-    after = [*[special.mask] * bool(suffix.fitting), *suffix.kept, *[special.eos] * bool(given.suffix)]
-    num_free = length - len(before) - len(after)
-    if num_free < 1:
+    after = [*[special.mask] * bool(suffix.fitting), *suffix.kept]
+    room = length - len(before) - len(after) - bool(given.suffix and given.ends)
+    num_free = room if given.tokens is None else given.tokens
+    if room < num_free or num_free < 1:
+        taken = length - room
         raise ValueError(
-            f"the given text takes {len(before) + len(after)} of {length} tokens and leaves none to fill: "
-            f"shorten it, or take a length above {len(before) + len(after)}"
+            f"the given text takes {taken} of {length} tokens and leaves "
+            + (f"none to fill: shorten it, or take a length above {taken}" if room < 1 else f"{room} to fill")
         )
-    tokens = torch.tensor([[*before, *[special.mask] * num_free, *after]])
-    healed = {len(before) - 1: prefix.fitting, length - len(after): suffix.fitting}
-    allowed = _allowed({place: ids for place, ids in healed.items() if ids}, length, tokenizer)
-    return Canvas(tokens, special.mask, special.eos, allowed)
+    rest = [special.eos if given.ends else special.mask] * (length - len(before) - num_free - len(after))
+    first, last = len(before), len(before) + num_free
+    healed = {first - 1: prefix.fitting, last: suffix.fitting}
+    if given.at_column:
+        healed[first] = starts_text(tokenizer)
+    return Layout(before, num_free, after, rest, {place: ids for place, ids in healed.items() if ids})
+
+
+def masked_canvas(given: Given, tokenizer: Tokenizer, *, length: int) -> Canvas:
+    """Return BOS, prefix, masks and, where there is a suffix, the suffix and EOS. Healed tokens are masked."""
+    special, parts = tokenizer.special, layout(given, tokenizer, length=length)
+    assert special.mask is not None
+    tokens = torch.tensor([[*parts.before, *[special.mask] * parts.num_free, *parts.after, *parts.rest]])
+    return Canvas(tokens, special.mask, special.eos, allowed_at(parts.healed, length, tokenizer))
+
+
+def masked_canvases(givens: Sequence[Given], tokenizer: Tokenizer, *, length: int) -> Canvas:
+    """Return one canvas for each of the given texts, as one batch."""
+    canvases = [masked_canvas(given, tokenizer, length=length) for given in givens]
+    tokens = torch.cat([canvas.tokens for canvas in canvases])
+    if all(canvas.allowed is None for canvas in canvases):
+        return replace(canvases[0], tokens=tokens)
+    rows, tables = [], [torch.ones(1, len(tokenizer.token_bytes), dtype=torch.bool)]
+    for canvas in canvases:
+        row = torch.zeros_like(canvas.tokens)
+        if canvas.allowed is not None:
+            first = sum(map(len, tables)) - 1  # row 0 allows every token, for all canvases
+            row = canvas.allowed.row + first * (canvas.allowed.row > 0)
+            tables.append(canvas.allowed.tokens[1:])
+        rows.append(row)
+    return replace(canvases[0], tokens=tokens, allowed=Allowed(torch.cat(rows), torch.cat(tables)))
 
 
 def _at_the_borders(given: Given, tokenizer: Tokenizer) -> tuple[Healed, Healed]:
-    if not (given and given.heal):
+    if given.at_column or not (given and given.heal):
         prefix, suffix = tokenizer.encode_all([given.prefix, given.suffix])
         return Healed(prefix, []), Healed(suffix, [])
     try:
@@ -101,7 +150,28 @@ def _at_the_borders(given: Given, tokenizer: Tokenizer) -> tuple[Healed, Healed]
         raise ValueError(f"the given text cannot be healed, use Given(heal=False): {error}") from error
 
 
-def _allowed(healed: Mapping[int, Sequence[int]], length: int, tokenizer: Tokenizer) -> Allowed | None:
+def tail_that_fits(text: str, tokenizer: Tokenizer, *, room: int) -> str:
+    """Return the last lines of a text that have at most `room` tokens; of a line that is too long, its end."""
+    text = text[-room * _CHARS_PER_TOKEN :]
+    while text and len(tokenizer.encode(text)) > room:
+        _, found, rest = text.partition("\n")
+        text = rest if found and rest else text[max(1, len(text) // 8) :]
+    return text
+
+
+def head_that_fits(text: str, tokenizer: Tokenizer, *, room: int) -> str:
+    """Return the first lines of a text that have at most `room` tokens; of a line that is too long, its start."""
+    pieces = split_to_fit(text[: room * _CHARS_PER_TOKEN], tokenizer, length=room + 1) if room > 0 else []
+    return pieces[0] if pieces else ""
+
+
+def starts_text(tokenizer: Tokenizer) -> list[int]:
+    """Return the tokens that do not start with whitespace."""
+    return [i for i, token in enumerate(tokenizer.token_bytes) if token and not token[:1].isspace()]
+
+
+def allowed_at(healed: Mapping[int, Sequence[int]], length: int, tokenizer: Tokenizer) -> Allowed | None:
+    """Return the tokens that are allowed at these positions; at all others every token is."""
     if not healed:
         return None
     row = torch.zeros(1, length, dtype=torch.int64)

@@ -7,6 +7,7 @@ from torch import nn
 
 from crocodil.checkpoints.hub import card_header
 from crocodil.models.demasker import Demasker
+from crocodil.models.length_head import LengthHead
 from crocodil.models.llada import LLaDA
 from crocodil.models.register_denoiser import RegisterDenoiser
 from crocodil.models.register_encoder import RegisterEncoder
@@ -67,6 +68,8 @@ def _shape(network: nn.Module) -> str:
         return f"LLaDA, {_size(network.backbone)}"
     if isinstance(network, LLaDA):
         return f"LLaDA, {_size(network)}"
+    if isinstance(network, LengthHead):
+        return f"answers of 1 to {network.config.max_length} tokens"
     assert isinstance(network, RegisterEncoder | RegisterDenoiser)
     return f"{_size(network)}, {network.config.num_registers} registers"
 

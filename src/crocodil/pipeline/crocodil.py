@@ -17,26 +17,30 @@ from crocodil.checkpoints.hub import UPLOAD, upload
 from crocodil.checkpoints.quantised import Bits
 from crocodil.checkpoints.tensors import Device, StrPath
 from crocodil.models.demasker import Demasker
+from crocodil.models.length_head import LengthHead
 from crocodil.models.llada import LLaDA
 from crocodil.models.register_denoiser import RegisterDenoiser
 from crocodil.models.register_encoder import RegisterEncoder
+from crocodil.pipeline.answering import PromptedModel
 from crocodil.pipeline.batches import Job, SampleBatch, Watch, joined
 from crocodil.pipeline.canvases import (
     NOTHING,
     Given,
     cut_to_fit,
     fitting_length,
-    masked_canvas,
+    masked_canvases,
     split_to_fit,
     text_canvases,
 )
 from crocodil.pipeline.card import UNKNOWN, Card
+from crocodil.pipeline.completing import Answers, complete
 from crocodil.pipeline.drawing import Priors
 from crocodil.pipeline.engine import affordable_batch, compile_blocks, engine_for
 from crocodil.pipeline.folder import (
     NETWORKS,
     bits_by_network,
     check_networks,
+    check_prompted,
     check_vocabulary,
     check_weak_prior,
     load_networks,
@@ -81,6 +85,10 @@ class Crocodil:
     conditional: RegisterDenoiser | None = None
     weak_prior: RegisterDenoiser | None = None  # a less trained prior, for autoguidance (decision D43)
     condition_encoder: RegisterEncoder | None = None  # None: the encoder (Sec. 4.3.2, comment iii)
+    prompted: RegisterDenoiser | None = None  # the prior of answers, given a prompt (decision D57)
+    prompt_encoder: RegisterEncoder | None = None  # h_kappa; None: the encoder
+    length_head: LengthHead | None = None  # of answers
+    prompted_demasker: Demasker | None = None  # None: the demasker
     base: LLaDA | None = None  # trained by itself; None: the demasker with an empty prefix (decision D14)
     encoder_tokenizer: Tokenizer | None = None  # of an encoder with another vocabulary (decision D7)
     compiled: bool = False
@@ -92,6 +100,7 @@ class Crocodil:
         check_vocabulary("demasker", config.backbone.vocab_size, self.tokenizer)
         check_vocabulary("encoder", self.encoder.config.vocab_size, self.encoder_tokenizer or self.tokenizer)
         check_networks(self.demasker, self.encoder, self.prior, self.conditional, self.condition_encoder)
+        check_prompted(self.encoder, self.prompted, self.length_head, self.prompt_encoder)
         if self.weak_prior is not None:
             check_weak_prior(self.weak_prior, (self.prior, self.conditional))
 
@@ -312,7 +321,7 @@ class Crocodil:
         method: Method | str = Method.CON_WITHIN_DISC,
         length: int | None = None,
         seed: int = 0,
-        given: Given = NOTHING,
+        given: Given | Sequence[Given] = NOTHING,
         decoding: Decoding | None = None,
         drawing: Drawing | None = None,
         batch_size: int | None = None,
@@ -323,7 +332,8 @@ class Crocodil:
         """Generate `count` texts.
 
         The configs are by default those of the model's settings (`settings.decoding_for`, `settings.drawing`).
-        `on_call` is called after every demasker call with a `Snapshot` of the batch.
+        `given` is for all texts, or one for each. `on_call` is called after every demasker call with a `Snapshot`
+        of the batch.
         """
         decoding, drawing = self._sampling(Method(method), decoding, drawing, knobs)
         job = self._generation_job(count, Method(method), length, seed, given, decoding, drawing)
@@ -343,7 +353,7 @@ class Crocodil:
         method: Method | str = Method.CON_WITHIN_DISC,
         length: int | None = None,
         seed: int = 0,
-        given: Given = NOTHING,
+        given: Given | Sequence[Given] = NOTHING,
         decoding: Decoding | None = None,
         drawing: Drawing | None = None,
         batch_size: int | None = None,
@@ -357,6 +367,10 @@ class Crocodil:
         batches = self._batches(job, decoding, batch_size, on_call, show_progress)
         return (self._generation(samples, seconds, job) for samples, seconds in batches)
 
+    def complete(self, prompt: str, suffix: str = "", **options: Any) -> Answers:
+        """Generate answers that stand between prompt and suffix, and rank them: see `completing.complete`."""
+        return complete(self, prompt, suffix, **options)
+
     def _sampling(
         self, method: Method, decoding: Decoding | None, drawing: Drawing | None, knobs: dict[str, Any]
     ) -> tuple[Decoding, Drawing]:
@@ -368,12 +382,14 @@ class Crocodil:
         method: Method,
         length: int | None,
         seed: int,
-        given: Given,
+        given: Given | Sequence[Given],
         decoding: Decoding,
         drawing: Drawing,
     ) -> Job:
         if count < 1:
             raise ValueError(f"at least one text is generated, not {count}")
+        if not isinstance(given, Given) and len(given) != count:
+            raise ValueError(f"{count} texts are generated, and {len(given)} are given")
         canvas = self.canvas(self.settings.canvas(length), given)
         if method is Method.BASE:
             note = "no base of its own: the demasker with an empty prefix" if self.base is None else ""
@@ -459,6 +475,22 @@ class Crocodil:
             engine=self.engine,
         )
 
+    @cached_property
+    def answering(self) -> PromptedModel | None:
+        """The networks of stage prompted, if the model has them."""
+        if self.prompted is None or self.length_head is None:
+            return None
+        return PromptedModel(
+            denoiser=self.prompted,
+            length_head=self.length_head,
+            encoder=self.encoder,
+            prompt_encoder=self.prompt_encoder or self.encoder,
+            demasker=self.prompted_demasker or self.demasker,
+            tokenizer=self.tokenizer,
+            retokenizer=self._retokenizer,
+            engine=self.engine,
+        )
+
     def draw(
         self,
         streams: Streams,
@@ -535,9 +567,10 @@ class Crocodil:
         length = self.canvas_length(texts)
         return text_canvases(texts, self.tokenizer, length=length, cut=cut).to(self.device)
 
-    def canvas(self, length: int, given: Given = NOTHING) -> Canvas:
+    def canvas(self, length: int, given: Given | Sequence[Given] = NOTHING) -> Canvas:
         """Return one canvas: BOS and the given text, the rest masked. A base without BOS cannot tell positions."""
-        return masked_canvas(given, self.tokenizer, length=length).to(self.device)
+        givens = [given] if isinstance(given, Given) else given
+        return masked_canvases(givens, self.tokenizer, length=length).to(self.device)
 
     # ------------------------------------------------------------ batches and costs
 

@@ -15,6 +15,7 @@ from crocodil.checkpoints.hub import CARD_FILE
 from crocodil.checkpoints.quantised import Bits, checked_bits
 from crocodil.checkpoints.tensors import Device, StrPath
 from crocodil.models.demasker import Demasker
+from crocodil.models.length_head import LengthHead
 from crocodil.models.llada import LLaDA
 from crocodil.models.register_denoiser import RegisterDenoiser
 from crocodil.models.register_encoder import RegisterEncoder
@@ -34,6 +35,10 @@ NETWORKS: dict[str, type[nn.Module]] = {
     "conditional": RegisterDenoiser,
     "weak_prior": RegisterDenoiser,
     "condition_encoder": RegisterEncoder,
+    "prompted": RegisterDenoiser,
+    "prompt_encoder": RegisterEncoder,
+    "length_head": LengthHead,
+    "prompted_demasker": Demasker,
     "base": LLaDA,
 }
 
@@ -140,6 +145,26 @@ def _check_condition(conditional: RegisterDenoiser, encoder: RegisterEncoder) ->
         raise ValueError("the conditional prior has no cross-attention, like a plain prior: are the two swapped?")
     if expected != encoded:
         raise ValueError(f"the conditional prior expects {expected} (registers, width), its encoder has {encoded}")
+
+
+def check_prompted(
+    encoder: RegisterEncoder,
+    prompted: RegisterDenoiser | None,
+    length_head: LengthHead | None,
+    prompt_encoder: RegisterEncoder | None,
+) -> None:
+    """Check that the networks of stage prompted are all there and read the registers of their encoders."""
+    if (prompted is None) != (length_head is None):
+        raise ValueError("a model that answers prompts has both a prompted prior and a length head, or neither")
+    if prompted is None or length_head is None:
+        return
+    _check_condition(prompted, encoder)
+    reads = (prompted.config.prompt_length, prompted.config.prompt_width)
+    asked = prompt_encoder or encoder
+    if reads != (asked.config.num_registers, asked.config.register_width):
+        raise ValueError(f"the prompted prior reads prompts of {reads} (registers, width), unlike its encoder")
+    if length_head.config.prompt_width != asked.config.register_width:
+        raise ValueError(f"the length head reads registers of width {length_head.config.prompt_width}")
 
 
 def check_weak_prior(weak: RegisterDenoiser, priors: Iterable[RegisterDenoiser | None]) -> None:

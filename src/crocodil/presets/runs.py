@@ -52,6 +52,7 @@ def tiny(corpus: Corpus) -> Run:
         prior_loop=loop,
         conditional_loop=loop,
         distilled_loop=replace(loop, learning_rate=1e-3),
+        prompted_loop=replace(loop, learning_rate=1e-3),
         encoder_warmup_steps=20,
     )
 
@@ -82,6 +83,7 @@ def laptop(corpus: Corpus) -> Run:
         prior_loop=prior_loop,
         conditional_loop=prior_loop,
         distilled_loop=_distilled(prior_loop, num_steps=2000, learning_rate=3e-4),
+        prompted_loop=_prompted(loop, num_steps=2000, learning_rate=3e-4),
         guided_objective=DemaskerObjective(prefix_lengths=(1, 2, 4, 8, 8, 8, 16, 32), partial_rate=0.2),
         prior_objective=PriorObjective(bare_rate=0.8, condition_drop_rate=0.0),
         distil_objective=DistilObjective(teachers=("conditional",)),
@@ -121,6 +123,7 @@ def small(corpus: Corpus) -> Run:
         prior_loop=prior_loop,
         conditional_loop=prior_loop,
         distilled_loop=_distilled(prior_loop, learning_rate=1e-4),
+        prompted_loop=_prompted(loop, learning_rate=1e-4),
         guided_objective=DemaskerObjective(prefix_lengths=(1, 2, 4, 8, 8, 8, 8, 16, 32, 64), partial_rate=0.2),
         prior_objective=PriorObjective(bare_rate=0.8, condition_drop_rate=0.0),
         distil_objective=DistilObjective(teachers=("conditional",)),
@@ -158,6 +161,7 @@ def medium(corpus: Corpus) -> Run:
         ),
         base_loop=loop,
         guided_loop=loop,
+        prompted_loop=_prompted(loop, learning_rate=1e-4),
         encode_batch=128,
     )  # fmt: skip
 
@@ -197,6 +201,7 @@ def paper(corpus: Corpus, pretrained: Pretrained) -> Run:
         prior_loop=prior_loop,
         conditional_loop=prior_loop,
         distilled_loop=_distilled(prior_loop, num_steps=25_000, learning_rate=5e-5),
+        prompted_loop=_prompted(loop, num_steps=25_000, learning_rate=5e-5),
         guided_objective=PAPER_GUIDED_OBJECTIVE,
         prior_objective=PAPER_PRIOR_OBJECTIVE,
         pretrained=pretrained,
@@ -230,8 +235,9 @@ def paper_one_gpu(corpus: Corpus, pretrained: Pretrained) -> Run:
     num_steps = -(-3 * len(corpus.programs("train", length=length)) // run.guided_loop.batch_size)
     loop = replace(run.guided_loop, num_steps=num_steps, num_accumulated=64)
     return replace(
-        run, lengths=(length,), base_loop=loop, guided_loop=replace(loop, learning_rate=1e-4), lora=LoRA()
-    )
+        run, lengths=(length,), base_loop=loop, guided_loop=replace(loop, learning_rate=1e-4), lora=LoRA(),
+        prompted_objective=replace(run.prompted_objective, demasker_learns=False),
+    )  # fmt: skip
 
 
 # ---------------------------------------------------------------- presets by name
@@ -411,6 +417,11 @@ def _conditional(prior: RegisterDenoiserConfig, *, num_registers: int) -> Regist
 def _distilled(loop: LoopConfig, **changes: Any) -> LoopConfig:
     """Return the loop of stage distilled: AdamW at a low rate, since a student begins as the prior."""
     return replace(loop, optimiser="adamw", **changes)
+
+
+def _prompted(loop: LoopConfig, **changes: Any) -> LoopConfig:
+    """Return the loop of stage prompted: AdamW at a low rate, since its networks begin as those of the run."""
+    return replace(loop, optimiser="adamw", warmup_steps=min(loop.warmup_steps, 100), **changes)
 
 
 def _gated_width(width: int) -> int:

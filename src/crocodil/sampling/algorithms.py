@@ -5,7 +5,7 @@ text. The base sampler has no registers: it is `decode` alone. A prompt or an in
 tokens. Networks are functions here.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 
 import torch
 from jaxtyping import Float
@@ -26,7 +26,7 @@ from crocodil.runtime.devices import check_finite
 from crocodil.sampling.configs import Decoding, Drawing
 from crocodil.sampling.cost import NO_COST, Cost
 from crocodil.sampling.decode import PLAIN, Engine, OnCall, decode
-from crocodil.sampling.guidance import Demask, FlowMap, GuidedDenoiser
+from crocodil.sampling.guidance import Demask, DualGuided, FlowMap, GuidedDenoiser
 from crocodil.sampling.state import Canvas, Draw, Refresh, Samples
 from crocodil.seeding import Streams
 from crocodil.shapes import RegisterBank, TokenIds
@@ -47,6 +47,7 @@ def draw_registers(
     condition_kv: Tensor | None = None,
     weak: Callable[..., RegisterBank] | None = None,
     weak_condition_kv: Tensor | None = None,
+    dropped: Sequence[tuple[float, Tensor]] = (),
     replaced: RegisterBank | None = None,
     streams: Streams,
     on_step: OnStep | None = None,
@@ -56,8 +57,9 @@ def draw_registers(
 
     `denoiser` is g_psi(z_s, s), or a distilled one if `flow_map` (decision D51), which takes any number of steps.
     `shape` is the number of its registers and their width. `unstandardise` turns its units into those of the
-    encoder (decision D40). `weak` is the network of autoguidance. `replaced` are registers in the units of the
-    prior: with `drawing.refresh_from` below 1 the draw starts from them, noised, and not from pure noise (D50).
+    encoder (decision D40). `weak` is the network of autoguidance. `dropped` are the strengths of condition and
+    prompt, each with the keys and values without it (D57). `replaced` are registers in the units of the prior:
+    with `drawing.refresh_from` below 1 the draw starts from them, noised, and not from pure noise (D50).
     """
     _check_drawing(drawing, self_conditioned=self_conditioned, flow_map=flow_map, has_weak=weak is not None)
     num_registers, register_width = shape
@@ -70,15 +72,21 @@ def draw_registers(
             raise ValueError("refresh_from below 1 needs two priors of equally many registers: use 1")
         start = base_time_at(drawing.refresh_from, offsets)
         first = _noised(replaced, noise, start, offsets, shift=drawing.time_shift)
+    guided = GuidedDenoiser(denoiser, *scales, weak, drawing.autoguidance)
+    dual = DualGuided(guided, tuple(scale for scale, _ in dropped)) if dropped else guided
     registers = ddim(
-        FlowMap(denoiser) if flow_map else GuidedDenoiser(denoiser, *scales, weak, drawing.autoguidance),
+        FlowMap(denoiser) if flow_map else dual,
         first,
         ddim_times(num_steps, offsets, start=start),
         offsets=offsets,
         shift=drawing.time_shift,
         eta=drawing.eta,
         streams=streams,
-        inputs=[keys_values for keys_values in (condition_kv, weak_condition_kv) if keys_values is not None],
+        inputs=[
+            keys_values
+            for keys_values in (condition_kv, weak_condition_kv, *(without for _, without in dropped))
+            if keys_values is not None
+        ],
         on_step=on_step,
         play=engine.play,
     )
@@ -86,7 +94,7 @@ def draw_registers(
     check_finite(registers, "the prior's registers")
     if drawing.register_noise:
         registers = perturb(registers, std=drawing.register_noise, streams=streams.at("register noise"))
-    return Draw(registers, Cost(denoiser_calls=num_steps * drawing.calls_per_step))
+    return Draw(registers, Cost(denoiser_calls=num_steps * (drawing.calls_per_step + len(dropped))))
 
 
 def _check_drawing(drawing: Drawing, *, self_conditioned: bool, flow_map: bool, has_weak: bool) -> None:

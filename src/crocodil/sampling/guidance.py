@@ -133,6 +133,34 @@ class GuidedDenoiser:
 
 
 @dataclass(frozen=True)
+class DualGuided:
+    """G(eps, h_phi(x_t), h_kappa(c)) with a strength for each of condition and prompt (App. H, decision D57).
+
+    Each is classifier-free guidance: the difference to the prediction with the null condition, or the null prompt,
+    is added (scale - 1) times. Any scale but 1 takes one more call. Other kinds of guidance are those of `guided`.
+    """
+
+    guided: GuidedDenoiser
+    scales: tuple[float, ...]  # one for each of `dropped_kvs`
+
+    def __call__(
+        self,
+        noisy_registers: RegisterBank,
+        time: RegisterTime,
+        next_time: RegisterTime,
+        last_prediction: RegisterBank,
+        condition_kv: Tensor,
+        *dropped_kvs: Tensor,
+    ) -> Denoised:
+        clean, prediction = self.guided(noisy_registers, time, next_time, last_prediction, condition_kv)
+        options = {"guess": last_prediction} if self.guided.self_conditioned else {}
+        for scale, dropped_kv in zip(self.scales, dropped_kvs, strict=True):
+            without = self.guided.denoiser(noisy_registers, time, condition_kv=dropped_kv, **options)
+            clean = clean + (scale - 1) * (prediction - without)
+        return Denoised(clean, prediction)
+
+
+@dataclass(frozen=True)
 class FlowMap:
     """A distilled denoiser (decision D51): one call per step, with the teacher's guidance inside."""
 

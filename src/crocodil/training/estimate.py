@@ -8,7 +8,7 @@ import torch
 
 from crocodil.models.demasker import Demasker
 from crocodil.models.llada import Block, LLaDA, LLaDAConfig
-from crocodil.models.register_denoiser import RegisterDenoiser
+from crocodil.models.register_denoiser import RegisterDenoiser, RegisterDenoiserConfig
 from crocodil.models.register_encoder import RegisterEncoder
 from crocodil.sampling.cost import num_parameters
 from crocodil.training.adapting import LoRA
@@ -16,7 +16,14 @@ from crocodil.training.data import NUM_VALID
 from crocodil.training.loop import LoopConfig
 from crocodil.training.run_config import Run
 from crocodil.training.validation import MOST_LOGITS
-from crocodil.training.work import base_flops, conditional_flops, distilled_flops, guided_flops, prior_flops
+from crocodil.training.work import (
+    base_flops,
+    conditional_flops,
+    distilled_flops,
+    guided_flops,
+    prior_flops,
+    prompted_flops,
+)
 
 _TRAINED_BYTES = 4 + 4 + 8 + 4  # weight, gradient, two moments, average
 _FROZEN_BYTES = 4
@@ -51,6 +58,8 @@ def estimates(run: Run, *, num_devices: int = 1) -> list[Estimate]:
             RegisterDenoiser(replace(teacher.config, flow_map=True, self_conditioned=False))
             for teacher in teachers
         ]
+        prompting = run.prompted_objective
+        prompted = RegisterDenoiser(_prompted(run))
         adapters = 0 if run.lora is None else num_adapter_parameters(run.demasker.backbone, run.lora)
     count = num_parameters
     frozen = count(base) if adapters else 0
@@ -79,6 +88,13 @@ def estimates(run: Run, *, num_devices: int = 1) -> list[Estimate]:
             "distilled", run.distilled_loop, flops, num_devices, [denoising] * len(teachers),
             trained=sum(map(count, students)),
             frozen=sum(map(count, teachers)) + (conditional in teachers) * count(encoder),
+        ),
+        _estimate(
+            "prompted", run.prompted_loop, flops, num_devices,
+            [guided_activations, denoising] if prompting.demasker_learns else [denoising],
+            trained=count(prompted) + prompting.own_encoder * count(encoder)
+            + prompting.demasker_learns * count(demasker),
+            frozen=count(encoder),
         ),
     ]  # fmt: skip
 
@@ -115,8 +131,20 @@ def step_flops(run: Run) -> dict[str, float]:
             )
             for length in run.lengths
         ],
+        "prompted": [
+            prompted_flops(
+                _prompted(run), run.encoder, run.demasker if run.prompted_objective.demasker_learns else None,
+                objective=run.prompted_objective, text_length=max(run.lengths),
+            )
+        ],
     }  # fmt: skip
     return {stage: getattr(run, f"{stage}_loop").batch_size * fmean(flops) for stage, flops in samples.items()}
+
+
+def _prompted(run: Run) -> RegisterDenoiserConfig:
+    """Return the shape of the prior of stage prompted. Its length head is too small to count."""
+    encoder = run.encoder
+    return replace(run.conditional, prompt_width=encoder.register_width, prompt_length=encoder.num_registers)
 
 
 def _frozen_in_base(run: Run, base: LLaDA) -> tuple[int, int]:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from crocodil.checkpoints.causal import read_causal_config
 from crocodil.checkpoints.format import save_model
+from crocodil.corpus.pairs import PAIRS_FILE
 from crocodil.corpus.shards import TOKENIZER_FILE, Corpus
 from crocodil.models.demasker import Demasker
 from crocodil.models.llada import LLaDA, LLaDAConfig
@@ -48,9 +49,9 @@ from crocodil.training.record import (
     write_or_check_record,
 )
 from crocodil.training.run_config import CausalStart, Run, read_run_file, write_run_file
-from crocodil.training.stage_setup import TRAINED_STAGES, Workspace, retokenizer
+from crocodil.training.stage_setup import TRAINED_STAGES, Workspace, pair_data, retokenizer
 
-STAGES = ("base", "guided", "registers", "prior", "conditional", "distilled")
+STAGES = ("base", "guided", "registers", "prior", "conditional", "distilled", "prompted")
 
 # The fields of a run that each stage depends on.
 _FIELDS = {
@@ -68,6 +69,9 @@ _FIELDS = {
     "distilled": (
         "lengths", "distilled_loop", "distil_objective", "prior_objective", "weak_prior", "pretrained.qwen",
     ),
+    "prompted": (
+        "lengths", "prompted_loop", "prompted_objective", "prior_objective", "guided_objective", "pretrained.qwen",
+    ),
 }  # fmt: skip
 # The files of earlier stages that each stage reads.
 _SOURCES = {
@@ -77,6 +81,7 @@ _SOURCES = {
     "prior": (f"registers/{STAGE_FILE}",),
     "conditional": ("guided/model/encoder", f"registers/{STAGE_FILE}"),
     "distilled": (f"registers/{STAGE_FILE}",),  # and the networks of the teachers
+    "prompted": ("guided/model/encoder", "guided/model/demasker", "conditional/model/denoiser"),
 }
 
 
@@ -113,7 +118,7 @@ def check_stage(name: str, run: Run, workspace: Workspace) -> None:
     if workspace.source != workspace.out:
         read_run_file(workspace.source)
     distils_conditional = name == "distilled" and "conditional" in run.distil_objective.teachers
-    uses_encoder = name in ("guided", "registers", "conditional") or distils_conditional
+    uses_encoder = name in ("guided", "registers", "conditional", "prompted") or distils_conditional
     _check_corpus(run, workspace, uses_encoder=uses_encoder)
     if name in TRAINED_STAGES:
         check_ranks(getattr(run, f"{name}_loop"), workspace.ranks)
@@ -125,6 +130,10 @@ def check_stage(name: str, run: Run, workspace: Workspace) -> None:
         workspace.finished("guided", "encoder")
     if name == "distilled":
         _teacher_folders(run, workspace)
+    if name == "prompted":
+        for stage, network in (("guided", "encoder"), ("guided", "demasker"), ("conditional", "denoiser")):
+            workspace.finished(stage, network)
+        pair_data(run, workspace)  # refuses pairs of which none fits
     if name in ("prior", "conditional", "distilled"):
         workspace.registers(run, "train")
         workspace.registers(run, "valid")
@@ -237,6 +246,8 @@ def _start(name: str, run: Run, workspace: Workspace, *, resume: bool) -> None:
         sources["causal model"] = checksum_of(run.causal.directory)
     if name == "distilled":
         sources |= {path: checksum_of(folder) for path, folder in _teacher_folders(run, workspace).items()}
+    if name == "prompted" and run.pairs is not None:
+        sources["pairs"] = checksum_of(run.pairs / PAIRS_FILE)
     num_done = num_steps_done(out)
     if name in TRAINED_STAGES:
         check_num_steps(getattr(run, f"{name}_loop"), num_done, out)

@@ -10,7 +10,7 @@ from crocodil.checkpoints.hub import recorded_name
 from crocodil.models.demasker import DemaskerConfig
 from crocodil.models.register_denoiser import RegisterDenoiserConfig
 from crocodil.models.register_encoder import RegisterEncoderConfig
-from crocodil.objectives import AlignBy, DemaskerObjective, DistilObjective, PriorObjective
+from crocodil.objectives import AlignBy, DemaskerObjective, DistilObjective, PriorObjective, PromptedObjective
 from crocodil.runtime.atomic import locked, remove_unfinished, whole_file
 from crocodil.runtime.config import Amount, Count, Folder, Lengths, Positive, Weight, config, read_as, read_json
 from crocodil.training.adapting import LoRA
@@ -64,9 +64,11 @@ class Run:
     prior_loop: LoopConfig
     conditional_loop: LoopConfig
     distilled_loop: LoopConfig
+    prompted_loop: LoopConfig
     guided_objective: DemaskerObjective = field(default_factory=DemaskerObjective)
     prior_objective: PriorObjective = field(default_factory=PriorObjective)
     distil_objective: DistilObjective = field(default_factory=DistilObjective)
+    prompted_objective: PromptedObjective = field(default_factory=PromptedObjective)
     encoder_warmup_steps: Amount = 4000  # App. C
     encoder_begins_as_base: bool = False  # initialise the encoder from the first blocks of the base (decision D28)
     condition_encoder_learns: bool = False  # Sec. 4.3.2, comment iii
@@ -75,6 +77,7 @@ class Run:
     lora: LoRA | None = None  # in stage guided: train adapters on a frozen demasker
     causal: CausalStart | None = None  # in stage base: begin as a causal language model
     weak_prior: Folder | None = None  # in stage distilled: the folder of a less trained prior, for autoguidance
+    pairs: Folder | None = None  # in stage prompted: a folder of prompts and answers (`crocodil corpus pairs`)
 
     def __post_init__(self) -> None:
         for first, second in _SAME:
@@ -83,6 +86,8 @@ class Run:
                 raise ValueError(f"{first} is {values[0]} and {second} is {values[1]}: they must be equal")
         if self.prior.condition_width is not None:
             raise ValueError("prior.condition_width is set: only conditional has a condition")
+        if self.prior.prompt_width is not None or self.conditional.prompt_width is not None:
+            raise ValueError("prompt_width is set: stage prompted adds a prompt to the conditional prior")
         if self.prior.flow_map or self.conditional.flow_map:
             raise ValueError(
                 "flow_map is set: stage distilled makes a flow map of a prior that was trained without"

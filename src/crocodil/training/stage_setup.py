@@ -1,6 +1,6 @@
 """Build the stages of a run: where they read and write, their networks and their data.
 
-    RUN/base  ->  RUN/guided  ->  RUN/registers  ->  RUN/prior and RUN/conditional  ->  RUN/distilled
+    RUN/base  ->  RUN/guided  ->  RUN/registers  ->  RUN/prior and RUN/conditional  ->  RUN/distilled, RUN/prompted
 
 Each stage starts from what earlier stages wrote to the same run, or to another one.
 """
@@ -17,10 +17,12 @@ from crocodil.checkpoints.causal import load_causal
 from crocodil.checkpoints.format import load_model
 from crocodil.checkpoints.llada import load_llada
 from crocodil.checkpoints.qwen3 import load_qwen3_embedding
+from crocodil.corpus.pairs import Pairs
 from crocodil.corpus.shards import TOKENIZER_FILE, Corpus, Programs
 from crocodil.models.demasker import Demasker
+from crocodil.models.length_head import LengthHead, LengthHeadConfig
 from crocodil.models.llada import LLaDA
-from crocodil.models.register_denoiser import RegisterDenoiser, RegisterDenoiserConfig, flow_map_of
+from crocodil.models.register_denoiser import RegisterDenoiser, RegisterDenoiserConfig, flow_map_of, prompted_from
 from crocodil.models.register_encoder import RegisterEncoder
 from crocodil.runtime.distributed import Ranks
 from crocodil.seeding import generator_for
@@ -30,6 +32,7 @@ from crocodil.training.adapting import add_adapters, freeze_embeddings, init_fro
 from crocodil.training.data import CachedRegisters, Data, register_statistics
 from crocodil.training.distilling import DistilledStage, Teacher
 from crocodil.training.loop import LoopConfig, Stage
+from crocodil.training.prompting import PairData, PromptedStage
 from crocodil.training.run_config import CausalStart, Run
 from crocodil.training.stages import Alignment, BaseStage, ConditionalPriorStage, GuidedStage, PriorStage
 
@@ -182,12 +185,59 @@ def distilled_stage(run: Run, workspace: Workspace) -> tuple[Stage, LoopConfig]:
     return stage, loop
 
 
+def prompted_stage(run: Run, workspace: Workspace) -> tuple[Stage, LoopConfig]:
+    loop, objective = run.prompted_loop, run.prompted_objective
+    encoder = workspace.trained_encoder().requires_grad_(False)
+    conditional = load_model(workspace.finished("conditional", "denoiser"))
+    assert isinstance(conditional, RegisterDenoiser)
+    demasker = None
+    if objective.demasker_learns:
+        demasker = workspace.to_device(_loaded(workspace.finished("guided", "demasker"), Demasker, "cpu"))
+    shape = run.encoder.num_registers, run.encoder.register_width
+    own = workspace.to_device(workspace.trained_encoder()) if objective.own_encoder else None
+    data = pair_data(run, workspace)
+    lengths = {"answer_length": objective.answer_length, "prompt_length": objective.prompt_length}
+    head = LengthHead(LengthHeadConfig(prompt_width=shape[1], max_length=data.longest_answer, **lengths))
+    stage = PromptedStage(
+        workspace.to_device(prompted_from(conditional, *shape, generator_for("prompted", loop.seed))),
+        workspace.to_device(head.init_weights(generator_for("length head", loop.seed))),
+        demasker,
+        encoder,
+        own,
+        data,
+        run.demasker.backbone.mask_id,
+        objective,
+        run.prior_objective,
+        run.guided_objective,
+        retokenizer(run, workspace),
+    )
+    return stage, loop
+
+
+def pair_data(run: Run, workspace: Workspace) -> PairData:
+    """Return the pairs of stage prompted, with the tokens of the run's corpus."""
+    if run.pairs is None:
+        raise ValueError("stage prompted needs --pairs: a folder that `crocodil corpus pairs` wrote")
+    pairs = Pairs(run.pairs)
+    return PairData(
+        train=pairs.split("train"),
+        valid=pairs.split("valid"),
+        tokenizer=Tokenizer.load(workspace.corpus.directory / TOKENIZER_FILE),
+        objective=run.prompted_objective,
+        text_length=max(run.lengths),
+        batch_size=run.prompted_loop.batch_size,
+        seed=run.prompted_loop.seed,
+        device=workspace.device,
+    )
+
+
 TRAINED_STAGES: dict[str, Callable[[Run, Workspace], tuple[Stage, LoopConfig]]] = {
     "base": base_stage,
     "guided": guided_stage,
     "prior": prior_stage,
     "conditional": conditional_stage,
     "distilled": distilled_stage,
+    "prompted": prompted_stage,
 }
 
 

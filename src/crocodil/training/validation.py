@@ -64,11 +64,13 @@ def prior_metrics(
     objective: PriorObjective,
     *,
     condition: Condition | None = None,
+    prompt: Condition | None = None,
     suffix: str,
 ) -> dict[str, float]:
     """Return how well a prior denoises registers, and how close drawn registers are to encoded ones."""
     drawing = Drawing(largest_offset=objective.largest_offset, time_shift=objective.time_shift)
-    denoise = denoiser if condition is None else partial(denoiser, condition=condition)
+    given = {"condition": condition, "prompt": prompt}
+    denoise = partial(denoiser, **{name: value for name, value in given.items() if value is not None})
     metrics = _denoising_metrics(denoise, denoiser.standardise(registers), suffix)
     if len(registers) > NUM_NEIGHBOURS:
         drawn, _ = draw_registers(

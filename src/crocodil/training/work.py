@@ -11,7 +11,7 @@ from crocodil.models.demasker import DemaskerConfig
 from crocodil.models.llada import LLaDAConfig
 from crocodil.models.register_denoiser import RegisterDenoiserConfig
 from crocodil.models.register_encoder import RegisterEncoderConfig
-from crocodil.objectives import DistilObjective
+from crocodil.objectives import DistilObjective, PromptedObjective
 from crocodil.seeding import generator_for
 
 # Cost of a step in forward passes: weights trained; only gradients passed through (adapters); no gradients.
@@ -43,7 +43,7 @@ def encoder_flops(config: RegisterEncoderConfig, *, positions: int) -> float:
 
 def denoiser_flops(config: RegisterDenoiserConfig) -> float:
     """Return the operations of one forward pass of one register bank, including cross-attention."""
-    width, count, context = config.width, config.num_registers, config.condition_length
+    width, count, context = config.width, config.num_registers, config.condition_length + config.prompt_length
     block = (4 + 2 * config.mlp_ratio) * width**2 + 2 * count * width
     if context:
         block += 2 * width**2 + 2 * context * width
@@ -96,6 +96,29 @@ def conditional_flops(
     encoding = encoder_flops(encoder, positions=length + encoder.num_registers)
     condition = (TRAINED if encoder_learns else FROZEN) * encoding
     return prior_flops(denoiser) + (1 - bare_rate) * condition
+
+
+def prompted_flops(
+    denoiser: RegisterDenoiserConfig,
+    encoder: RegisterEncoderConfig,
+    demasker: DemaskerConfig | None,
+    *,
+    objective: PromptedObjective,
+    text_length: int,
+) -> float:
+    """Stage prompted: the encoder reads an answer, again with masks, and the prompt. The length head is small."""
+    answer, prompt = (
+        encoder_flops(encoder, positions=length + encoder.num_registers)
+        for length in (objective.answer_length, objective.prompt_length)
+    )
+    encoding = (2 + (demasker is not None)) * FROZEN * answer
+    encoding += (TRAINED if objective.own_encoder else FROZEN) * prompt
+    demasking = 0.0
+    if demasker is not None:
+        positions = text_length + demasker.num_registers + 2
+        rows = objective.answer_length / 2
+        demasking = TRAINED * demasker_flops(demasker.backbone, positions=positions, rows=rows)
+    return prior_flops(denoiser) + encoding + demasking
 
 
 def distilled_flops(

@@ -1,0 +1,64 @@
+"""`crocodil complete`: text at a place in a file."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from crocodil.cli import options
+from crocodil.cli.answers import check_model, print_answers
+from crocodil.cli.root import USE, Format, app
+from crocodil.cli.texts import read_text
+from crocodil.pipeline.settings import BUILTIN, Method
+from crocodil.runtime.config import Guidance, Length
+from crocodil.sampling.configs import Decoding, Drawing
+from crocodil.text.positions import parse_place, place_in
+
+
+@app.command(rich_help_panel=USE)
+@options.with_knobs_of(Decoding, Drawing)
+def complete(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A text file.")],
+    *,
+    at: Annotated[
+        str,
+        typer.Option(
+            metavar="LINE[:COLUMN]", help="Where text is missing: after this line, or before this column of it."
+        ),
+    ],
+    count: options.Count = 4,
+    tokens: Annotated[
+        int | None,
+        options.number(Length, "Length of the answer; default: several lengths are tried.", panel=options.TEXT),
+    ] = None,
+    prompt_scale: Annotated[
+        float,
+        options.number(Guidance, "Guidance by the prompt, for a model of stage prompted.", panel=options.TEXT),
+    ] = 1.0,
+    condition_scale: Annotated[
+        float, options.number(Guidance, "Guidance by the answer so far, for such a model.", panel=options.TEXT)
+    ] = 1.0,
+    method: options.AnyMethod = None,
+    length: options.Length = None,
+    seed: options.Seed = 0,
+    knobs: dict[str, Any],
+    format: options.TextFormat = Format.TEXT,
+    batch_size: options.BatchSize = None,
+    timings: options.Timings = False,
+    verbose: options.Verbose = False,
+    model: options.Model = BUILTIN,
+    device: options.Device = None,
+) -> None:
+    """Print texts that may stand at a place in a file, the most likely first.
+
+    After a line, an answer has lines of its own, with the indentation that Python expects there. A blank line is
+    filled. The text around the place stays as it is.
+    """
+    place = place_in(read_text(file), *parse_place(at))
+    method = method or Method.CON_WITHIN_DISC
+    check_model(model, method, length, knobs)
+    asked = {
+        "count": count, "tokens": tokens, "method": method, "length": length, "seed": seed,
+        "batch_size": batch_size, "prompt_scale": prompt_scale, "condition_scale": condition_scale, **knobs,
+    }  # fmt: skip
+    print_answers(place, model, device, asked, format, timings=timings, verbose=verbose)

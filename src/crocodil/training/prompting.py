@@ -1,0 +1,228 @@
+"""Stage prompted: P(x | c) as App. H asks (decision D57).
+
+Three networks learn from pairs of a prompt and its answer: the prior of the answer's registers given h_phi(x_t)
+and h_kappa(c), a head for the length of the answer, and the demasker, which reads the prompt as visible text.
+h_kappa is the encoder itself, or a copy that is trained too. h_phi rests.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from crocodil.corpus.order import Order
+from crocodil.corpus.pairs import Pair, PairFile
+from crocodil.models.demasker import Demasker
+from crocodil.models.length_head import LengthHead
+from crocodil.models.register_denoiser import RegisterDenoiser
+from crocodil.models.register_encoder import RegisterEncoder
+from crocodil.objectives import (
+    DemaskerObjective,
+    PriorObjective,
+    PromptedBatch,
+    PromptedObjective,
+    prompted_demasking_loss,
+    prompted_prior_loss,
+)
+from crocodil.processes.masking import Masked
+from crocodil.seeding import Streams
+from crocodil.text.encode import encode_tokens
+from crocodil.text.prompts import TokenizedPair, at_column, tokenize_pairs
+from crocodil.text.retokenizer import Retokenizer
+from crocodil.text.tokenizer import Tokenizer
+from crocodil.training.adapting import trainable_parameters
+from crocodil.training.data import NUM_VALID, to_device
+from crocodil.training.loop import Phase
+from crocodil.training.validation import prior_metrics
+from crocodil.training.work import Work, prompted_flops
+
+PAIRS_AT_ONCE = 1024  # tokenized together when the pairs that fit are counted
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairData:
+    """Training and validation pairs, in an order that follows from the seed."""
+
+    train: PairFile
+    valid: PairFile
+    tokenizer: Tokenizer
+    objective: PromptedObjective
+    text_length: int
+    batch_size: int
+    seed: int = 0
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        for split, numbers in (("train", self._fitting_train), ("valid", self._fitting_valid)):
+            if not len(numbers):
+                raise ValueError(
+                    f"the {split} split has no pair whose answer has at most {self.longest_answer} tokens: cut "
+                    "more pairs, or raise prompted_objective.answer_length"
+                )
+
+    @property
+    def longest_answer(self) -> int:
+        return min(self.objective.answer_length - 2, self.text_length - 3)
+
+    @cached_property
+    def _fitting_train(self) -> np.ndarray:
+        return self._fitting(self.train)
+
+    @cached_property
+    def _fitting_valid(self) -> np.ndarray:
+        return self._fitting(self.valid)
+
+    def _fitting(self, pairs: PairFile) -> np.ndarray:
+        """Return the pairs whose answer fits its canvas."""
+        fitting = []
+        for start in range(0, len(pairs), PAIRS_AT_ONCE):
+            numbers = range(start, min(start + PAIRS_AT_ONCE, len(pairs)))
+            tokenized = self._tokenized(pairs, numbers)
+            fitting += [n for n, pair in zip(numbers, tokenized, strict=True) if self._fits(pair)]
+        return np.array(fitting, dtype=np.int64)
+
+    def _fits(self, pair: TokenizedPair) -> bool:
+        return 0 < len(pair.answer) <= self.longest_answer
+
+    def _tokenized(self, pairs: PairFile, numbers: Sequence[int] | np.ndarray) -> list[TokenizedPair]:
+        chosen: Iterator[Pair] = (pairs[int(number)] for number in numbers)
+        return tokenize_pairs(
+            [at_column(pair.prompt, pair.answer, pair.suffix) for pair in chosen], self.tokenizer
+        )
+
+    @cached_property
+    def _order(self) -> Order:
+        return Order(len(self._fitting_train), f"prompted {self.seed}")
+
+    def batch(self, step: int, indices: range) -> PromptedBatch:
+        first = step * self.batch_size
+        positions = self._order.at(np.arange(first + indices.start, first + indices.stop))
+        return self._canvases(self._tokenized(self.train, self._fitting_train[positions]))
+
+    def streams(self, step: int, indices: range) -> Streams:
+        return Streams.of("train", self.seed, step, samples=indices, device=self.device)
+
+    def validation_batch(self) -> PromptedBatch:
+        """Return validation pairs; they are the same every time."""
+        count = min(NUM_VALID, len(self._fitting_valid))
+        positions = Order(len(self._fitting_valid), "valid").at(np.arange(count))
+        return self._canvases(self._tokenized(self.valid, self._fitting_valid[positions]))
+
+    def _canvases(self, pairs: Sequence[TokenizedPair]) -> PromptedBatch:
+        special, objective = self.tokenizer.special, self.objective
+        prompts = np.array([pair.prompt_canvas(special, objective.prompt_length) for pair in pairs])
+        answers = np.array([pair.answer_canvas(special, objective.answer_length) for pair in pairs])
+        placed = [pair.text_canvas(special, self.text_length) for pair in pairs]
+        position = np.arange(self.text_length)
+        is_answer = np.array([(position >= where.start) & (position < where.stop) for _, where in placed])
+        return PromptedBatch(
+            Masked(to_device(prompts, self.device), to_device(prompts == special.mask, self.device)),
+            to_device(answers, self.device),
+            to_device(np.array([ids for ids, _ in placed]), self.device),
+            to_device(is_answer, self.device),
+        )
+
+
+@dataclass
+class PromptedStage:
+    """App. H: the prior, the length head, the demasker, and h_kappa unless it is the encoder."""
+
+    denoiser: RegisterDenoiser
+    length_head: LengthHead
+    demasker: Demasker | None  # None: it does not learn
+    encoder: RegisterEncoder  # h_phi
+    prompt_encoder: RegisterEncoder | None  # h_kappa; None: the encoder
+    data: PairData
+    mask_id: int
+    objective: PromptedObjective = field(default_factory=PromptedObjective)
+    prior_objective: PriorObjective = field(default_factory=PriorObjective)
+    guided_objective: DemaskerObjective = field(default_factory=DemaskerObjective)
+    retokenizer: Retokenizer | None = None
+    name: str = "prompted"
+
+    def modules(self) -> Mapping[str, nn.Module]:
+        modules: dict[str, nn.Module] = {"denoiser": self.denoiser, "length_head": self.length_head}
+        if self.prompt_encoder is not None:
+            modules["prompt_encoder"] = self.prompt_encoder
+        return modules if self.demasker is None else {**modules, "demasker": self.demasker}
+
+    def groups(self) -> Mapping[str, Sequence[nn.Parameter]]:
+        return {name: trainable_parameters(module) for name, module in self.modules().items()}
+
+    def phases(self) -> Sequence[Phase]:
+        return (Phase(math.inf, frozenset(self.modules())),)
+
+    def repeated_blocks(self) -> Sequence[nn.Module]:
+        encoders = [self.encoder] if self.prompt_encoder is None else [self.encoder, self.prompt_encoder]
+        layers = [layer for encoder in encoders for layer in encoder.backbone.layers]
+        demasking = [] if self.demasker is None else list(self.demasker.backbone.blocks)
+        return [*self.denoiser.blocks, *demasking, *layers]
+
+    def work(self) -> Work:
+        flops = prompted_flops(
+            self.denoiser.config,
+            self.encoder.config,
+            None if self.demasker is None else self.demasker.config,
+            objective=self.objective,
+            text_length=self.data.text_length,
+        )
+        return Work(self.data.text_length, flops)
+
+    def loss(self, step: int, indices: range) -> dict[str, Tensor]:
+        return self._losses(self.data.batch(step, indices), self.data.streams(step, indices))
+
+    def _losses(self, batch: PromptedBatch, streams: Streams) -> dict[str, Tensor]:
+        prompt = self.encode_prompt(batch.prompts)
+        losses = {
+            "prior_loss": prompted_prior_loss(
+                self.denoiser,
+                self.encode,
+                prompt,
+                batch.answers,
+                objective=self.objective,
+                prior_objective=self.prior_objective,
+                mask_id=self.mask_id,
+                streams=streams.at("prior"),
+            ),
+            "length_loss": self.objective.length_weight * self._length_loss(prompt, batch),
+        }
+        if self.demasker is not None:
+            losses["demasking_loss"] = prompted_demasking_loss(
+                self.encode,
+                self.demasker,
+                batch,
+                objective=self.guided_objective,
+                mask_id=self.mask_id,
+                streams=streams.at("demasker"),
+            )
+        return losses
+
+    def _length_loss(self, prompt: Tensor, batch: PromptedBatch) -> Tensor:
+        return F.cross_entropy(self.length_head(prompt).float(), batch.is_answer.sum(dim=1) - 1)
+
+    @torch.no_grad()
+    def encode(self, tokens: Tensor, hidden: Tensor | None) -> Tensor:
+        return encode_tokens(self.encoder, tokens, hidden, retokenizer=self.retokenizer)
+
+    def encode_prompt(self, prompts: Masked) -> Tensor:
+        """Return h_kappa(c), with a gradient if it is trained."""
+        if self.prompt_encoder is None:
+            return self.encode(*prompts)
+        return encode_tokens(self.prompt_encoder, *prompts, retokenizer=self.retokenizer)
+
+    @torch.no_grad()
+    def evaluate(self) -> dict[str, float]:
+        """Validate the losses, and the prior with and without the prompt, both without a condition."""
+        batch = self.data.validation_batch()
+        streams = Streams.of("valid", samples=range(len(batch.answers)), device=self.data.device)
+        metrics = {f"valid {name}": loss.item() for name, loss in self._losses(batch, streams).items()}
+        registers = self.encode(batch.answers, None)[:, : self.denoiser.config.num_registers]
+        prompt = self.encode_prompt(batch.prompts)
+        metrics["valid nats of the length"] = self._length_loss(prompt, batch).item()
+        metrics |= prior_metrics(self.denoiser, registers, self.prior_objective, prompt=prompt, suffix="")
+        return metrics | prior_metrics(self.denoiser, registers, self.prior_objective, suffix=", without prompt")

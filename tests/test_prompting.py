@@ -1,0 +1,183 @@
+"""P(x | c) end to end, at toy size: pairs, stage prompted, a model with it, and its answers (decision D57)."""
+
+import json
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from typer.testing import CliRunner
+
+from crocodil import cli
+from crocodil.corpus.cuts import Cuts
+from crocodil.corpus.pairs import write_pairs
+from crocodil.objectives import PromptedObjective
+from crocodil.pipeline import Crocodil
+from crocodil.presets.runs import tiny
+from crocodil.sampling.cost import Cost
+from crocodil.text.prompts import TokenizedPair, at_column
+from crocodil.text.tokenizer import SpecialIds
+from crocodil.training.run import run_stage
+from crocodil.training.stage_setup import Workspace, prompted_stage
+
+SPECIAL = SpecialIds(mask=0, bos=1, eos=2, pad=3)
+
+
+def test_prompt_answer_and_text_stand_on_their_canvases():
+    pair = TokenizedPair([10, 11, 12], [20, 21], [30, 31])
+    assert pair.prompt_canvas(SPECIAL, 9) == [1, 10, 11, 12, 0, 30, 31, 2, 2]
+    assert pair.prompt_canvas(SPECIAL, 6) == [1, 11, 12, 0, 30, 2]
+    assert pair.answer_canvas(SPECIAL, 5) == [1, 20, 21, 2, 2]
+    assert pair.text_canvas(SPECIAL, 9) == ([1, 10, 11, 12, 20, 21, 30, 31, 2], range(4, 6))
+    assert pair.text_canvas(SPECIAL, 7) == ([1, 11, 12, 20, 21, 30, 2], range(3, 5))
+
+
+def test_the_indentation_of_an_answer_belongs_to_its_prompt_if_it_starts_a_line():
+    assert at_column("def f():\n", "    return 1", "\n") == ("def f():\n    ", "return 1", "\n")
+    assert at_column("What is", " it?", "") == ("What is", " it?", "")
+
+
+@pytest.fixture(scope="module")
+def pairs(corpus, tmp_path_factory):
+    out = tmp_path_factory.mktemp("pairs") / "pairs"
+    write_pairs(corpus.directory, out, cuts=Cuts(kinds=("body", "middle")), count=40)
+    return out
+
+
+def prompting(corpus, pairs, **objective):
+    run = tiny(corpus)
+    loop = replace(run.prompted_loop, num_steps=4, save_every=2, evaluate_every=100, batch_size=4)
+    options = {"answer_length": 32, "prompt_length": 48, **objective}
+    return replace(run, prompted_loop=loop, prompted_objective=PromptedObjective(**options), pairs=pairs)
+
+
+def weights(folder):
+    return {file.parent.name: load_file(file) for file in folder.rglob("model/*/model.safetensors")}
+
+
+@pytest.fixture(scope="module")
+def prompted(trained, corpus, pairs, tmp_path_factory):
+    """A run with stage prompted, and an encoder of its own for prompts."""
+    from tiny_run import SHORT_VALIDATION
+
+    from crocodil.training import validation
+
+    out = tmp_path_factory.mktemp("prompted")
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in SHORT_VALIDATION.items():
+            patch.setattr(validation, name, value)
+        assert run_stage("prompted", prompting(corpus, pairs, own_encoder=True), Workspace(corpus, out, trained))
+    return out
+
+
+@pytest.mark.usefixtures("short_validation")
+def test_stage_prompted_resumes_to_the_same_bits(trained, corpus, pairs, prompted, tmp_path):
+    run, workspace = prompting(corpus, pairs, own_encoder=True), Workspace(corpus, tmp_path, trained)
+    assert not run_stage("prompted", run, workspace, max_minutes=1e-9)
+    assert run_stage("prompted", run, workspace, resume=True)
+    whole, parts = weights(prompted / "prompted"), weights(tmp_path / "prompted")
+    assert set(whole) == {"denoiser", "length_head", "prompt_encoder", "demasker"}
+    for name, tensors in whole.items():
+        assert all(torch.equal(tensor, parts[name][key]) for key, tensor in tensors.items())
+    rows = [json.loads(line) for line in (prompted / "prompted" / "metrics.jsonl").read_text().splitlines()]
+    assert {"valid nats of the length", "valid mse at time 0.5", "valid mse at time 0.5, without prompt"} < set(
+        next(row for row in rows if "loss" not in row)
+    )
+
+
+def test_every_part_has_a_gradient_and_a_shared_encoder_rests(trained, corpus, pairs):
+    for own in (False, True):
+        stage, _ = prompted_stage(
+            prompting(corpus, pairs, own_encoder=own, prompt_drop_rate=0.0), Workspace(corpus, trained, trained)
+        )
+        sum(stage.loss(0, range(4)).values()).backward()
+        assert ("prompt_encoder" in stage.modules()) == own
+        for name, module in stage.modules().items():
+            gradients = [parameter.grad for parameter in module.parameters() if parameter.grad is not None]
+            assert any(gradient.abs().max() > 0 for gradient in gradients), name
+        assert all(parameter.grad is None for parameter in stage.encoder.parameters())
+
+
+def test_a_stage_without_pairs_is_one_clear_line(trained, corpus, pairs, tmp_path):
+    workspace = Workspace(corpus, tmp_path, trained)
+    with pytest.raises(ValueError, match="stage prompted needs --pairs"):
+        run_stage("prompted", replace(prompting(corpus, pairs), pairs=None), workspace)
+    with pytest.raises(ValueError, match="no pair whose answer has at most 1 tokens"):
+        run_stage("prompted", prompting(corpus, pairs, answer_length=3), workspace)
+
+
+# ---------------------------------------------------------------- answers
+
+
+@pytest.fixture(scope="module")
+def folder(trained, corpus, prompted, tmp_path_factory):
+    """A model folder with the networks of stage prompted, made as a user makes it."""
+    for stage in ("base", "guided", "prior", "conditional"):
+        (prompted / stage).symlink_to(trained / stage)
+    out = tmp_path_factory.mktemp("model") / "model"
+    words = [
+        "export",
+        prompted,
+        "--data",
+        corpus.directory,
+        "--out",
+        out,
+        "--prior-steps",
+        2,
+        "--refresh-steps",
+        2,
+    ]
+    result = CliRunner().invoke(cli.app, [str(word) for word in words])
+    assert result.exit_code == 0, result.output
+    return out
+
+
+@pytest.fixture(scope="module")
+def pipe(folder):
+    return Crocodil.from_pretrained(folder, device="cpu")
+
+
+PROMPT = "def q1_alpha_0(q1_delta):\n"
+
+
+@pytest.mark.parametrize("method", ["conthendisc", "conwithindisc"])
+def test_answers_follow_prompt_condition_and_length_head(pipe, method):
+    options = {"count": 2, "calls": 4, "bound_draws": 2, "method": method}
+    answers = pipe.complete(PROMPT, "\n\n", **options)
+    assert (answers.prompt, answers.suffix) == (PROMPT, "\n\n")
+    assert [one.nats for one in answers] == sorted(one.nats for one in answers)
+    assert all(re.match(r"    \S", answer.text) for answer in answers)  # the indentation that Python expects
+    refreshes = int(method == "conwithindisc")
+    assert answers[0].cost == Cost(2 + 4 + 1, 2 * (1 + refreshes), 1 + refreshes)
+    guided = pipe.complete(PROMPT, "\n\n", **options, prompt_scale=3.0, condition_scale=2.0, batch_size=1)
+    assert guided[0].cost.denoiser_calls == (2 * 2 + 2 * 3 if refreshes else 2 * 2)
+    if refreshes:
+        again = pipe.complete(PROMPT, "\n\n", **options, batch_size=1)
+        assert [one.text for one in again] == [one.text for one in answers]
+
+
+def test_a_given_length_is_kept_and_too_long_a_one_is_refused(pipe):
+    drawn = pipe.answering.lengths(pipe.answering.encode_prompt(TokenizedPair([5], [], [])), 4)
+    assert len(set(drawn)) > 1  # the head is hardly trained
+    (answer,) = pipe.complete(PROMPT, count=1, tokens=3, calls=2, bound_draws=1)
+    assert answer.text.strip()
+    with pytest.raises(ValueError, match="answers with at most 30 tokens, not 31"):
+        pipe.complete(PROMPT, tokens=31)
+    with pytest.raises(ValueError, match="need a model with stage prompted"):
+        pipe.complete(PROMPT, method="base", prompt_scale=2.0)
+
+
+def test_a_refresh_reads_the_answer_on_a_canvas_of_its_own(pipe):
+    model, special = pipe.answering, pipe.tokenizer.special
+    texts = torch.tensor([[special.bos, 7, special.mask, 9, 8, special.eos]])
+    canvas = model.answer_canvases(texts, range(2, 4))
+    assert canvas.shape == (1, 32)
+    assert canvas[0, :4].tolist() == [special.bos, special.mask, 9, special.eos]
+
+
+def test_networks_that_do_not_belong_together_are_refused(pipe):
+    with pytest.raises(ValueError, match="both a prompted prior and a length head"):
+        replace(pipe, length_head=None)
+    with pytest.raises(ValueError, match="unlike its encoder"):
+        replace(pipe, prompted=pipe.conditional)
