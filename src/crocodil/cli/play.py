@@ -77,9 +77,10 @@ def _serve(pipe: "Crocodil", name: str, host: str, port: int, *, browser: bool) 
 
 def _export(pipe: "Crocodil", name: str, directory: Path) -> None:
     from crocodil.play.export import export
+    from crocodil.play.server import about
 
     def on_run(done: int, count: int) -> None:
         typer.echo(f"recording run {done + 1} of {count}", err=True)
 
-    export(pipe, directory, name=name, on_run=on_run)
+    export(pipe, directory, known=about(pipe, name), on_run=on_run)
     typer.echo(f"{printable(directory)}: open index.html, or host the folder anywhere")

@@ -8,12 +8,12 @@ from typing import Any
 
 from crocodil.pipeline import Crocodil
 from crocodil.play.requests import parse
-from crocodil.play.server import FILES, PAGE, about
+from crocodil.play.server import FILES, PAGE
 from crocodil.play.views import Event, answer
 from crocodil.runtime.atomic import whole_directory
 
 RECORDED = "recorded.js"
-SCRIPT = '<script src="play.js" defer></script>'
+SCRIPT = '<script src="draw.js" defer></script>'
 
 
 def recorded_requests(known: dict[str, Any]) -> list[dict[str, Any]]:
@@ -45,9 +45,11 @@ def record(pipe: Crocodil, request: dict[str, Any]) -> dict[str, Any]:
     return {"request": request, "events": [*kept, {"event": "done"}]}
 
 
-def export(pipe: Crocodil, directory: Path, *, name: str, on_run: Callable[[int, int], None]) -> None:
-    """Write the page and the recorded runs to a new folder; `on_run` gets the runs done, and all."""
-    known = about(pipe, name)
+def export(pipe: Crocodil, directory: Path, *, known: dict[str, Any], on_run: Callable[[int, int], None]) -> None:
+    """Write the page and the recorded runs to a new folder.
+
+    `known` is what `server.about` returns; `on_run` gets the number of runs that are done, and of all.
+    """
     requests = recorded_requests(known)
     with whole_directory(directory) as unfinished:
         runs = []
@@ -60,5 +62,5 @@ def export(pipe: Crocodil, directory: Path, *, name: str, on_run: Callable[[int,
         assert SCRIPT in page
         page = page.replace(SCRIPT, f'<script src="{RECORDED}"></script>\n{SCRIPT}')
         (unfinished / "index.html").write_text(page, encoding="utf-8")
-        content = json.dumps({"about": known, "runs": runs}, separators=(",", ":"))
+        content = json.dumps({"about": known, "runs": runs}, separators=(",", ":")).replace("<", "\\u003c")
         (unfinished / RECORDED).write_text(f"window.RECORDED = {content};\n", encoding="utf-8")

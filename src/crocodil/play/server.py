@@ -33,7 +33,7 @@ from crocodil.play.trace import STATES
 from crocodil.play.views import LABELS, Event, answer, methods_of, num_drawn, num_guiding
 
 PAGE = Path(__file__).parent / "page"
-FILES = {"/": "index.html", "/play.css": "play.css", "/play.js": "play.js"}
+FILES = {"/": "index.html", "/play.css": "play.css", "/draw.js": "draw.js", "/play.js": "play.js"}
 LOCAL_HOSTS = ("127.0.0.1", "localhost")
 MAX_BODY = 500_000  # bytes: two texts of the largest size with every character escaped
 MAX_DRAINED = 16_000_000  # bytes: a larger body is not read to its end

@@ -17,13 +17,15 @@ from crocodil.play.requests import Autoencode, FieldError, Generate, Interpolate
 from crocodil.play.trace import Trace
 from crocodil.processes.registers import interpolate
 from crocodil.sampling.configs import Decoding
-from crocodil.sampling.cost import Cost
+from crocodil.sampling.cost import NO_COST, Cost
+from crocodil.sampling.state import Draw
 from crocodil.seeding import Streams
 from crocodil.shapes import RegisterBank
 
 Event: TypeAlias = dict[str, Any]
 Emit: TypeAlias = Callable[[Event], None]
 
+ENCODED = Cost(encoder_calls=1)  # of each text: two ends of an interpolation are encoded together
 SHOWN_NUMBERS = 32  # of a register in the strip
 LABELS = {
     Method.BASE: "Base: no registers",
@@ -75,8 +77,18 @@ def num_guiding(pipe: Crocodil) -> int:
 class Lane:
     """Tells a page about one text: its canvas after each call, the cost so far, and the text."""
 
-    def __init__(self, pipe: Crocodil, emit: Emit, name: str, label: str, *, num_registers: int | None) -> None:
-        self.pipe, self.name, self.label, self.num_registers = pipe, name, label, num_registers
+    def __init__(
+        self,
+        pipe: Crocodil,
+        emit: Emit,
+        name: str,
+        label: str,
+        *,
+        num_registers: int | None,
+        spent: Cost = NO_COST,
+    ) -> None:
+        """`spent` is the cost of what was done for the text before it is decoded."""
+        self.pipe, self.name, self.label, self.num_registers, self.spent = pipe, name, label, num_registers, spent
         self._emit, self.denoiser_calls, self.calls_made = emit, 0, 0
         self.started_at = time.perf_counter()
 
@@ -101,7 +113,7 @@ class Lane:
         self.emit("call", call=snapshot.call + 1, cells=cells, refresh=refresh, cost=cost)
 
     def cost(self, cost: Cost, seconds: float) -> dict[str, float]:
-        length = len(self.trace.tokens)
+        cost, length = cost + self.spent, len(self.trace.tokens)
         flop_nfe = self.pipe.flop_nfe(cost, length=length, num_registers=self.num_registers)
         return {"nfe": round(self.pipe.nfe(cost), 2), "flop_nfe": round(flop_nfe, 2), "seconds": round(seconds, 2)}
 
@@ -151,7 +163,7 @@ def _autoencode(pipe: Crocodil, request: Autoencode, emit: Emit) -> None:
     registers = pipe.encode([text], cut=True)
     _tell_registers(pipe, registers.bank, emit, num_used=request.registers)
     kept = registers[:, : request.registers]
-    made, lane = _decoded(pipe, kept, request.calls, emit, str(request.registers), "decoded")
+    made, lane = _decoded(pipe, kept, request.calls, emit, str(request.registers), "decoded", ENCODED)
     lane.finish(made, cer=round(character_error_rate(text, made.texts[0]), 4))
 
 
@@ -162,7 +174,7 @@ def _interpolate(pipe: Crocodil, request: Interpolate, emit: Emit) -> None:
     for step in _ends_first(request.steps):
         weight = step / (request.steps - 1)
         mixed = Registers(interpolate(first, second, mix_weight=weight), ends.length)
-        made, lane = _decoded(pipe, mixed, request.calls, emit, str(step), f"mix weight {weight:.2f}")
+        made, lane = _decoded(pipe, mixed, request.calls, emit, str(step), f"mix weight {weight:.2f}", ENCODED)
         lane.finish(made, weight=weight)
 
 
@@ -173,56 +185,58 @@ def _ends_first(steps: int) -> list[int]:
 
 
 def _steer(pipe: Crocodil, request: Steer, emit: Emit) -> None:
-    registers = _steered(pipe, request, emit)
+    registers, spent = _steered(pipe, request, emit)
     _tell_registers(pipe, registers.bank, emit, num_used=registers.shape[1])
-    made, lane = _decoded(pipe, registers, request.calls, emit, "steered", "decoded", seed=request.seed)
+    made, lane = _decoded(pipe, registers, request.calls, emit, "steered", "decoded", spent)
     lane.finish(made)
 
 
-def _steered(pipe: Crocodil, request: Steer, emit: Emit) -> Registers:
-    """Return the registers of the text or the seed, some of them drawn again, some with noise."""
+def _steered(pipe: Crocodil, request: Steer, emit: Emit) -> tuple[Registers, Cost]:
+    """Return the registers of the text or the seed, some of them drawn again, some with noise, and their cost."""
     if request.text:
         text = _fitting(pipe, request.text, "text", emit)
-        registers = pipe.encode([text], cut=True)
+        registers, spent = pipe.encode([text], cut=True), ENCODED
     elif not num_drawn(pipe):
         raise FieldError("text", "this model has no prior to draw registers from: give a text")
     else:
         _checked_canvas(pipe, request, Given())
-        bank = _drawn(pipe, request.seed, request.length, emit)
-        registers = Registers(bank[:, : num_guiding(pipe)], request.length)
+        drawn = _drawn(pipe, request.seed, request.length, emit)
+        registers, spent = Registers(drawn.registers[:, : num_guiding(pipe)], request.length), drawn.cost
     count = registers.shape[1]
     _check_numbers("redrawn", request.redrawn, min(count, num_drawn(pipe)))
     _check_numbers("noised", request.noised, count)
     bank = registers.bank.clone()
     if request.redrawn:
         chosen = list(request.redrawn)
-        bank[:, chosen] = _drawn(pipe, request.redraw_seed, registers.length, emit)[:, chosen].to(bank.dtype)
+        drawn = _drawn(pipe, request.redraw_seed, registers.length, emit)
+        bank[:, chosen], spent = drawn.registers[:, chosen].to(bank.dtype), spent + drawn.cost
     if request.noised and request.noise:
         streams = Streams.of("play noise", request.noise_seed, samples=[0], device=bank.device)
         noise, chosen = streams.normal(*bank.shape[1:]).to(bank.dtype), list(request.noised)
         bank[:, chosen] += request.noise * noise[:, chosen]
-    return Registers(bank, registers.length)
+    return Registers(bank, registers.length), spent
 
 
-def _drawn(pipe: Crocodil, seed: int, length: int, emit: Emit) -> RegisterBank:
+def _drawn(pipe: Crocodil, seed: int, length: int, emit: Emit) -> Draw:
+    """Draw the registers that ConThenDisc draws first with this seed."""
     streams = Streams.of("generate", seed, samples=[0], device=pipe.device).at("prior")
 
     def on_step(done: int, num_steps: int) -> None:
         emit({"event": "drawing", "lane": "steered", "step": done, "steps": num_steps})
 
     with torch.no_grad():
-        return pipe.draw(streams, length=length, on_step=on_step).registers
+        return pipe.draw(streams, length=length, on_step=on_step)
 
 
 def _decoded(
-    pipe: Crocodil, registers: Registers, calls: int, emit: Emit, name: str, label: str, *, seed: int = 0
+    pipe: Crocodil, registers: Registers, calls: int, emit: Emit, name: str, label: str, spent: Cost
 ) -> tuple[Generation, Lane]:
     """Decode registers at temperature 0: the text then depends on the registers alone."""
     canvas = pipe.canvas(registers.length).tokens[0].tolist()
     _check_calls(Decoding(), calls, registers.length)
-    lane = Lane(pipe, emit, name, label, num_registers=registers.shape[1])
+    lane = Lane(pipe, emit, name, label, num_registers=registers.shape[1], spent=spent)
     lane.start(canvas, calls)
-    return pipe.decode(registers, calls=calls, seed=seed, on_call=lane.on_call), lane
+    return pipe.decode(registers, calls=calls, on_call=lane.on_call), lane
 
 
 def _tell_registers(pipe: Crocodil, bank: RegisterBank, emit: Emit, *, num_used: int) -> None:
