@@ -46,12 +46,12 @@ class Trace:
         """Return the text of each token. A character of several tokens stands at the last of them."""
         table, decoder = self.tokenizer.token_bytes, codecs.getincrementaldecoder("utf-8")("replace")
         pieces: list[str | None] = []
-        for token in tokens:
-            content = table[token] if token < len(table) else None
-            if content is None:
-                decoder.reset()
+        for token in [*tokens, None]:
+            content = None if token is None or token >= len(table) else table[token]
+            if content is None and pieces and pieces[-1] is not None:
+                pieces[-1] += decoder.decode(b"", final=True)  # a character that was cut off
             pieces.append(None if content is None else decoder.decode(content))
-        return pieces
+        return pieces[:-1]
 
 
 def _state(before: int, now: int, mask_id: int | None) -> str:
