@@ -18,6 +18,7 @@ from crocodil.play.job_queue import JobQueue
 from crocodil.play.requests import MAX_CHARACTERS, VIEWS, FieldError, Generate, defaults, parse
 from crocodil.play.trace import Trace
 from crocodil.play.views import answer
+from crocodil.sampling.guidance import Guided
 
 SMALL = {"length": 24, "calls": 4}
 HARMFUL = "<|mask|></script><img src=x onerror=alert(1)>\x00\x07"
@@ -97,19 +98,19 @@ def test_a_character_of_several_tokens_stands_at_the_last_of_them(pipe):
     special = pipe.tokenizer.special
     ids = pipe.tokenizer.encode("é!")
     trace = Trace([special.bos, *[special.mask] * 4], pipe.tokenizer)
-    assert trace.first_cells() == [(position, None, "h") for position in range(1, 5)]
-    shown = trace.changed_cells([special.bos, *ids, special.eos])
-    assert shown == [(1, "", "n"), (2, "é", "n"), (3, "!", "n"), (4, None, "n")]
-    again = trace.changed_cells([special.bos, special.mask, *ids[1:], special.eos])
-    assert again == [(1, None, "a"), (2, "\ufffd", "k")]
+    assert trace.first_cells() == [(position, None, "h", None) for position in range(1, 5)]
+    shown = trace.changed_cells([special.bos, *ids, special.eos], [0.0, -1.0, -2.0, -0.5, -3.0])
+    assert shown == [(1, "", "n", 36.8), (2, "é", "n", 13.5), (3, "!", "n", 60.7), (4, None, "n", None)]
+    again = trace.changed_cells([special.bos, special.mask, *ids[1:], special.eos], [0.0] * 5)
+    assert again == [(1, None, "a", None), (2, "\ufffd", "k", None)]
 
 
 def text_of(events: list[dict], lane: str) -> str:
     """Replay the cells of a lane as the page does."""
     (start,) = of_kind(events, "start", lane)
-    cells = {position: text for position, text, _ in start["cells"]}
+    cells = {position: text for position, text, *_ in start["cells"]}
     for call in of_kind(events, "call", lane):
-        cells |= {position: text for position, text, _ in call["cells"]}
+        cells |= {position: text for position, text, *_ in call["cells"]}
     return "".join(text or "" for _, text in sorted(cells.items()))
 
 
@@ -124,6 +125,19 @@ def test_generate_shows_every_call_of_every_method(pipe):
         calls = of_kind(events, "call", method)
         assert [call["call"] for call in calls if call["refresh"]] == ([3] if method == "conwithindisc" else [])
     assert len(of_kind(events, "drawing", Method.CON_WITHIN_DISC)) == 5  # 3 steps of the prior, 2 of the refresh
+
+
+def test_the_confidence_of_a_token_is_the_probability_that_the_model_gave_it(pipe):
+    snapshots = []
+    pipe.generate(1, method="base", length=8, calls=2, temperature=0.0, on_call=snapshots.append)
+    canvas = pipe.canvas(8)
+    positions = canvas.masked().nonzero()[:, 1][None]
+    with torch.no_grad():
+        logits = Guided(pipe.demasker)(canvas.tokens, None, positions)
+    logits[:, pipe.mask_id] = -torch.inf
+    expected = logits.log_softmax(dim=1).max(dim=1).values
+    torch.testing.assert_close(snapshots[0].log_prob[0, 1:], expected)
+    assert snapshots[0].log_prob[0, 0] == 0
 
 
 def test_complete_keeps_special_tokens_and_markup_as_text(pipe):

@@ -124,6 +124,8 @@ def test_generate_shows_the_methods_side_by_side_call_by_call(page, pipe):
     assert all(re.search(r"NFE [\d.]+, [\d.]+ by FLOPs, [\d.]+ s", cost) for cost in costs)
     assert page.tab.locator("#view-generate .cell-h").count()
     assert page.tab.locator("#view-generate .cell-n").count()
+    title = page.tab.locator("#view-generate .cell-n:not(.end)").first.get_attribute("title")
+    assert re.fullmatch(r'position \d+: ".*", since call 4, confidence [\d.]+%', title)
     page.slide("generate-call", "Home")
     assert all(set(text) <= set("░\n\t") for text in page.texts("generate"))
     assert page.tab.locator("#view-generate pre span").first.get_attribute("title") == "position 1: hidden"

@@ -10,7 +10,7 @@ import torch
 from crocodil.pipeline.batches import Watch
 from crocodil.processes.gaussian import OnStep
 from crocodil.sampling.cost import Cost
-from crocodil.shapes import RegisterBank, TokenIds
+from crocodil.shapes import LogProbs, RegisterBank, TokenIds
 from crocodil.text.tokenizer import Tokenizer
 
 SEPARATOR = "-" * 40  # between texts that are printed
@@ -65,6 +65,7 @@ class Snapshot:
     num_calls: int
     cost: Cost  # so far
     tokenizer: Tokenizer
+    log_prob: LogProbs  # of the tokens that the call proposed where some were hidden; 0 elsewhere
 
     @property
     def texts(self) -> list[str]:
@@ -87,9 +88,9 @@ def snapshots(
     if on_call is None and on_step is None:
         return None
 
-    def take_snapshot(tokens: TokenIds, call: int, cost: Cost) -> None:
+    def take_snapshot(tokens: TokenIds, call: int, cost: Cost, log_prob: LogProbs) -> None:
         if on_call is not None:
-            on_call(Snapshot(tokens[:, first:], call, num_calls, cost, tokenizer))
+            on_call(Snapshot(tokens[:, first:], call, num_calls, cost, tokenizer, log_prob[:, first:]))
 
     return Watch(take_snapshot, on_step or (lambda *_: None))
 

@@ -1,10 +1,12 @@
 """What a page draws of a canvas: the cells that a call changed.
 
-A cell is (position, text, state). The states are those of `STATES`; the text is None where the token is hidden,
-and where a visible token is the end of the text (EOS). Pure lists, no tensors.
+A cell is (position, text, state, confidence). The states are those of `STATES`. The text is None where the token is
+hidden, and where a visible token is the end of the text (EOS). The confidence is the probability of a new token in
+percent, as the model gave it; None for others. Pure lists, no tensors.
 """
 
 import codecs
+import math
 from collections.abc import Sequence
 from typing import TypeAlias
 
@@ -12,7 +14,7 @@ from crocodil.text.tokenizer import Tokenizer
 
 STATES = {"h": "hidden", "n": "new in this call", "k": "kept", "a": "hidden again"}
 
-Cell: TypeAlias = tuple[int, str | None, str]
+Cell: TypeAlias = tuple[int, str | None, str, float | None]
 
 
 class Trace:
@@ -26,19 +28,19 @@ class Trace:
     def first_cells(self) -> list[Cell]:
         """Return all cells before the first call: given tokens are kept."""
         return [
-            (position, self.pieces[position], "h" if token == self.mask_id else "k")
+            (position, self.pieces[position], "h" if token == self.mask_id else "k", None)
             for position, token in enumerate(self.tokens)
             if position
         ]
 
-    def changed_cells(self, tokens: Sequence[int]) -> list[Cell]:
+    def changed_cells(self, tokens: Sequence[int], log_prob: Sequence[float]) -> list[Cell]:
         """Return the cells that differ from the canvas before, and remember this one."""
-        pieces = self._pieces(tokens)
-        cells = [
-            (position, pieces[position], _state(before, now, self.mask_id))
-            for position, (before, now) in enumerate(zip(self.tokens, tokens, strict=True))
-            if before != now or pieces[position] != self.pieces[position]
-        ]
+        pieces, cells = self._pieces(tokens), []
+        for position, (before, now) in enumerate(zip(self.tokens, tokens, strict=True)):
+            piece, state = pieces[position], _state(before, now, self.mask_id)
+            if before != now or piece != self.pieces[position]:
+                is_new = state == "n" and piece is not None  # an end that follows another end was not proposed
+                cells.append((position, piece, state, _percent(log_prob[position]) if is_new else None))
         self.tokens, self.pieces = list(tokens), pieces
         return cells
 
@@ -52,6 +54,10 @@ class Trace:
                 pieces[-1] += decoder.decode(b"", final=True)  # a character that was cut off
             pieces.append(None if content is None else decoder.decode(content))
         return pieces[:-1]
+
+
+def _percent(log_prob: float) -> float:
+    return round(100 * math.exp(log_prob), 1)
 
 
 def _state(before: int, now: int, mask_id: int | None) -> str:

@@ -108,7 +108,7 @@ class Lane:
         drawn = snapshot.cost.denoiser_calls
         refresh = self.calls_made > 0 and drawn > self.denoiser_calls
         self.denoiser_calls, self.calls_made = drawn, self.calls_made + 1
-        cells = self.trace.changed_cells(snapshot.tokens[0].tolist())
+        cells = self.trace.changed_cells(snapshot.tokens[0].tolist(), snapshot.log_prob[0].tolist())
         cost = self.cost(snapshot.cost, time.perf_counter() - self.started_at)
         self.emit("call", call=snapshot.call + 1, cells=cells, refresh=refresh, cost=cost)
 

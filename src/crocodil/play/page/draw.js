@@ -15,9 +15,9 @@ function element(name, attributes = {}, ...children) {
 
 // ---------------------------------------------------------------- lanes: one text, call by call
 
-// A frame is {call, cells: [[text, state, call of the last change]], cost, refresh}; frame 0 is before the first call.
+// A frame is {call, cells: [[text, state, call of the last change, confidence]], cost, refresh}; frame 0 is before the first call.
 function newLane(event) {
-  const cells = event.cells.map(([, text, state]) => [text, state, 0]);
+  const cells = event.cells.map(([, text, state]) => [text, state, 0, null]);
   return { name: event.lane, label: event.label, calls: event.calls, text: null, note: "", status: "waits",
            frames: [{ call: 0, cells, cost: null, refresh: false }] };
 }
@@ -25,8 +25,8 @@ function newLane(event) {
 function addFrame(lane, event) {
   const last = lane.frames[lane.frames.length - 1];
   const older = { n: "k", a: "h" };
-  const cells = last.cells.map(([text, state, call]) => [text, older[state] || state, call]);
-  for (const [position, text, state] of event.cells) cells[position - 1] = [text, state, event.call];
+  const cells = last.cells.map(([text, state, call, confidence]) => [text, older[state] || state, call, confidence]);
+  for (const [position, text, state, confidence] of event.cells) cells[position - 1] = [text, state, event.call, confidence];
   lane.frames.push({ call: event.call, cells, cost: event.cost, refresh: event.refresh });
 }
 
@@ -49,21 +49,22 @@ function placeholder(state, final) {
 function drawCanvas(node, lane, call) {
   const frame = frameAt(lane, call);
   const finals = lane.text === null ? null : lane.frames[lane.frames.length - 1].cells;
-  const spans = frame.cells.map(([text, state, changed], index) => {
+  const spans = frame.cells.map(([text, state, changed, confidence], index) => {
     const span = document.createElement("span");
     if (isHidden(state)) span.textContent = finals ? placeholder(state, finals[index][0]) : state === "a" ? "▒▒" : "░░";
     else span.textContent = text === null ? "·" : text;
     span.className = text === null && !isHidden(state) ? `end cell-${state}` : `cell-${state}`;
-    span.title = describe(index + 1, text, state, changed);
+    span.title = describe(index + 1, text, state, changed, confidence);
     return span;
   });
   node.replaceChildren(...spans);
 }
 
-function describe(position, text, state, changed) {
+function describe(position, text, state, changed, confidence) {
   const what = isHidden(state) ? "hidden" : text === null ? "end of text" : JSON.stringify(text);
   const when = changed ? `, since call ${changed}` : isHidden(state) ? "" : ", given";
-  return `position ${position}: ${what}${state === "a" ? " again" : ""}${when}`;
+  const sure = confidence === null ? "" : `, confidence ${confidence}%`;
+  return `position ${position}: ${what}${state === "a" ? " again" : ""}${when}${sure}`;
 }
 
 function costLine(lane, call) {
