@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,12 +15,13 @@ from typer.testing import CliRunner
 
 from crocodil import Crocodil, Given, Method
 from crocodil.cli import app
-from crocodil.play.job_queue import JobQueue
+from crocodil.play.job_queue import MAX_WAITING, JobQueue
 from crocodil.play.requests import MAX_CHARACTERS, VIEWS, FieldError, Generate, defaults, parse
 from crocodil.play.trace import Trace
 from crocodil.play.views import answer
 from crocodil.sampling.guidance import Guided
 
+ROOT = Path(__file__).parent.parent
 SMALL = {"length": 24, "calls": 4}
 HARMFUL = "<|mask|></script><img src=x onerror=alert(1)>\x00\x07"
 
@@ -323,6 +325,27 @@ def test_the_exported_page_holds_its_runs(pipe, tmp_path):
     assert (
         '<script src="recorded.js"></script>\n<script src="draw.js"' in (tmp_path / "site/index.html").read_text()
     )
+
+
+def test_the_numbers_of_the_docs_are_those_of_the_code_and_of_the_measured_row(pipe):
+    pytest.importorskip("starlette", reason="the extra [play] is not installed")
+    from crocodil.play.export import recorded_requests
+    from crocodil.play.server import about
+
+    words = " ".join((ROOT / "docs" / "play.md").read_text().split())
+    row = json.loads((ROOT / "benchmarks" / "rows" / "play-cpu.jsonl").read_text())
+    assert row["sent"] == row["answered"] == row["own_text"]
+    runs = len(recorded_requests(about(pipe, "tiny") | {"registers": 64}))
+    for fact in (
+        f"At most {MAX_WAITING:,} wait",
+        f"at most {MAX_CHARACTERS:,} characters",
+        f"{runs} recorded runs",
+        f"{row['sent']} in all, were all answered",
+        f"at most {row['longest_queue']} long and the longest answer took {row['seconds_longest']:.1f} s",
+        f"alone, such a request takes {row['seconds_alone']:.3f} s",
+    ):
+        assert fact in words
+    assert sum(file.stat().st_size for file in (ROOT / "docs" / "assets").glob("play-*.webp")) < 300_000
 
 
 def test_an_existing_folder_is_not_overwritten(tmp_path):

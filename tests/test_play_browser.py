@@ -300,7 +300,7 @@ def test_pictures_of_the_built_in_model(browser, tmp_path):
         page.tab.screenshot(path=tmp_path / f"{name}.png", full_page=True)
         image.open(tmp_path / f"{name}.png").convert("RGB").save(Path(PICTURES) / f"{name}.webp", lossless=True)
 
-    with serving(Crocodil.from_pretrained(device="cpu")) as client:
+    with serving(Crocodil.from_pretrained(device="cpu"), "builtin") as client:
         page = Page(browser, client.address)
         page.tab.locator("#view-generate button.main").click()
         page.tab.locator("#view-generate .cell-n").first.wait_for(timeout=2000)  # the first picture
@@ -318,7 +318,7 @@ def test_pictures_of_the_built_in_model(browser, tmp_path):
         phone = Page(browser, client.address, color_scheme="dark")
         phone.tab.set_viewport_size({"width": 400, "height": 800})
         phone.view("autoencode")
-        phone.slide("autoencode-registers", "ArrowLeft", "ArrowLeft")
+        phone.slide("autoencode-registers", *["ArrowLeft"] * 4)  # 32, 16, 8, 4
         phone.tab.locator("#view-autoencode button.main").click()
         phone.done("autoencode", 300_000)
         keep(phone, "play-autoencode")

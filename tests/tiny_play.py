@@ -75,14 +75,14 @@ class Client:
 
 
 @contextmanager
-def serving(pipe: Crocodil, **options) -> Iterator[Client]:
+def serving(pipe: Crocodil, name: str = "tiny", **options) -> Iterator[Client]:
     """A server in a thread, on a free port."""
     import uvicorn
 
     from crocodil.play.server import create_app
 
     listening = socket.create_server(("127.0.0.1", 0))
-    app = create_app(pipe, name="tiny", **options)
+    app = create_app(pipe, name=name, **options)
     server = uvicorn.Server(uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=1))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
     thread.start()

@@ -1,8 +1,8 @@
 """What a page draws of a canvas: the cells that a call changed.
 
 A cell is (position, text, state, confidence). The states are those of `STATES`. The text is None where the token
-is hidden, and where a visible token is the end of the text (EOS). The confidence is the probability of a new token in
-percent, as the model gave it; None for others. Pure lists, no tensors.
+is hidden, and where a visible token is the end of the text (EOS). The confidence is the probability of a new token
+in percent, as the model gave it; None for others. Pure lists, no tensors.
 """
 
 import codecs

@@ -86,11 +86,12 @@ class Lane:
         *,
         num_registers: int | None,
         spent: Cost = NO_COST,
+        since: float | None = None,
     ) -> None:
-        """`spent` is the cost of what was done for the text before it is decoded."""
+        """`spent` is the cost of what was done for the text before it is decoded, from the time `since` on."""
         self.pipe, self.name, self.label, self.num_registers, self.spent = pipe, name, label, num_registers, spent
         self._emit, self.denoiser_calls, self.calls_made = emit, 0, 0
-        self.started_at = time.perf_counter()
+        self.started_at = time.perf_counter() if since is None else since
 
     def emit(self, event: str, **about: Any) -> None:
         self._emit({"event": event, "lane": self.name, **about})
@@ -99,7 +100,6 @@ class Lane:
         self.trace = Trace(tokens, self.pipe.tokenizer)
         cells = self.trace.first_cells()
         self.emit("start", label=self.label, length=len(tokens), calls=num_calls, cells=cells)
-        self.started_at = time.perf_counter()
 
     def on_step(self, done: int, num_steps: int) -> None:
         self.emit("drawing", step=done, steps=num_steps)
@@ -157,13 +157,13 @@ def _method_lane(pipe: Crocodil, emit: Emit, method: Method) -> Lane:
 
 
 def _autoencode(pipe: Crocodil, request: Autoencode, emit: Emit) -> None:
-    text = _fitting(pipe, request.text, "text", emit)
+    since, text = time.perf_counter(), _fitting(pipe, request.text, "text", emit)
     if request.registers > (most := pipe.demasker.config.num_registers):
         raise FieldError("registers", f"this model has {most} registers, not {request.registers}")
     registers = pipe.encode([text], cut=True)
     _tell_registers(pipe, registers.bank, emit, num_used=request.registers)
     kept = registers[:, : request.registers]
-    made, lane = _decoded(pipe, kept, request.calls, emit, str(request.registers), "decoded", ENCODED)
+    made, lane = _decoded(pipe, kept, request.calls, emit, str(request.registers), "decoded", ENCODED, since)
     lane.finish(made, cer=round(character_error_rate(text, made.texts[0]), 4))
 
 
@@ -185,9 +185,10 @@ def _ends_first(steps: int) -> list[int]:
 
 
 def _steer(pipe: Crocodil, request: Steer, emit: Emit) -> None:
+    since = time.perf_counter()
     registers, spent = _steered(pipe, request, emit)
     _tell_registers(pipe, registers.bank, emit, num_used=registers.shape[1])
-    made, lane = _decoded(pipe, registers, request.calls, emit, "steered", "decoded", spent)
+    made, lane = _decoded(pipe, registers, request.calls, emit, "steered", "decoded", spent, since)
     lane.finish(made)
 
 
@@ -229,12 +230,19 @@ def _drawn(pipe: Crocodil, seed: int, length: int, emit: Emit) -> Draw:
 
 
 def _decoded(
-    pipe: Crocodil, registers: Registers, calls: int, emit: Emit, name: str, label: str, spent: Cost
+    pipe: Crocodil,
+    registers: Registers,
+    calls: int,
+    emit: Emit,
+    name: str,
+    label: str,
+    spent: Cost,
+    since: float | None = None,
 ) -> tuple[Generation, Lane]:
     """Decode registers at temperature 0: the text then depends on the registers alone."""
     canvas = pipe.canvas(registers.length).tokens[0].tolist()
     _check_calls(Decoding(), calls, registers.length)
-    lane = Lane(pipe, emit, name, label, num_registers=registers.shape[1], spent=spent)
+    lane = Lane(pipe, emit, name, label, num_registers=registers.shape[1], spent=spent, since=since)
     lane.start(canvas, calls)
     return pipe.decode(registers, calls=calls, on_call=lane.on_call), lane
 
