@@ -235,7 +235,7 @@ def client(pipe):
 
 
 def test_the_page_loads_nothing_from_elsewhere_and_no_site_may_frame_or_call_it(client):
-    for path in ("/", "/play.css", "/draw.js", "/play.js"):
+    for path in ("/", "/play.css", "/draw.js", "/runs.js", "/forms.js", "/play.js"):
         status, headers, content = client.get(path)
         assert status == 200
         assert "default-src 'none'" in headers["content-security-policy"]

@@ -1,6 +1,6 @@
 """The web server: one static page, what it may know about the model, and runs as server-sent events.
 
-    GET  /           the page, with /play.css and /play.js
+    GET  /           the page, with its style and scripts
     GET  /api/model  the model's name, lengths and registers, and the default requests
     GET  /api/queue  how many requests wait
     POST /api/runs   a request as JSON; the answer is a stream of events
@@ -33,7 +33,9 @@ from crocodil.play.trace import STATES
 from crocodil.play.views import LABELS, Event, answer, methods_of, num_drawn, num_guiding
 
 PAGE = Path(__file__).parent / "page"
-FILES = {"/": "index.html", "/play.css": "play.css", "/draw.js": "draw.js", "/play.js": "play.js"}
+FILES = {"/": "index.html"} | {
+    f"/{name}": name for name in ("play.css", "draw.js", "runs.js", "forms.js", "play.js")
+}
 LOCAL_HOSTS = ("127.0.0.1", "localhost")
 MAX_BODY = 500_000  # bytes: two texts of the largest size with every character escaped
 MAX_DRAINED = 16_000_000  # bytes: a larger body is not read to its end

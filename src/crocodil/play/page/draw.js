@@ -18,15 +18,28 @@ function element(name, attributes = {}, ...children) {
 // A frame is {call, cells: [[text, state, call of the last change, confidence]], cost, refresh}; frame 0 is before the first call.
 function newLane(event) {
   const cells = event.cells.map(([, text, state]) => [text, state, 0, null]);
-  return { name: event.lane, label: event.label, calls: event.calls, text: null, note: "", status: "waits",
-           frames: [{ call: 0, cells, cost: null, refresh: false }] };
+  return {
+    name: event.lane,
+    label: event.label,
+    calls: event.calls,
+    text: null,
+    note: "",
+    status: "waits",
+    frames: [{ call: 0, cells, cost: null, refresh: false }],
+  };
 }
 
 function addFrame(lane, event) {
   const last = lane.frames[lane.frames.length - 1];
   const older = { n: "k", a: "h" };
-  const cells = last.cells.map(([text, state, call, confidence]) => [text, older[state] || state, call, confidence]);
-  for (const [position, text, state, confidence] of event.cells) cells[position - 1] = [text, state, event.call, confidence];
+  const cells = last.cells.map(([text, state, call, confidence]) => [
+    text,
+    older[state] || state,
+    call,
+    confidence,
+  ]);
+  for (const [position, text, state, confidence] of event.cells)
+    cells[position - 1] = [text, state, event.call, confidence];
   lane.frames.push({ call: event.call, cells, cost: event.cost, refresh: event.refresh });
 }
 
@@ -51,7 +64,8 @@ function drawCanvas(node, lane, call) {
   const finals = lane.text === null ? null : lane.frames[lane.frames.length - 1].cells;
   const spans = frame.cells.map(([text, state, changed, confidence], index) => {
     const span = document.createElement("span");
-    if (isHidden(state)) span.textContent = finals ? placeholder(state, finals[index][0]) : state === "a" ? "▒▒" : "░░";
+    if (isHidden(state))
+      span.textContent = finals ? placeholder(state, finals[index][0]) : state === "a" ? "▒▒" : "░░";
     else span.textContent = text === null ? "·" : text;
     span.className = text === null && !isHidden(state) ? `end cell-${state}` : `cell-${state}`;
     span.title = describe(index + 1, text, state, changed, confidence);
@@ -77,12 +91,17 @@ function costLine(lane, call) {
 
 function drawTicks(node, lanes, call, count) {
   const refreshes = new Set(lanes.flatMap((lane) => lane.frames.filter((f) => f.refresh).map((f) => f.call)));
-  node.replaceChildren(...Array.from({ length: count }, (_, index) => {
-    const tick = document.createElement("i");
-    if (index + 1 <= call) tick.classList.add("done");
-    if (refreshes.has(index + 1)) { tick.classList.add("refresh"); tick.title = "registers drawn again"; }
-    return tick;
-  }));
+  node.replaceChildren(
+    ...Array.from({ length: count }, (_, index) => {
+      const tick = document.createElement("i");
+      if (index + 1 <= call) tick.classList.add("done");
+      if (refreshes.has(index + 1)) {
+        tick.classList.add("refresh");
+        tick.title = "registers drawn again";
+      }
+      return tick;
+    }),
+  );
 }
 
 // ---------------------------------------------------------------- differences
@@ -92,23 +111,36 @@ const words = (text) => text.match(/[\p{L}\p{N}_]+|\s|[^]/gu) || [];
 // The parts of two texts as [kind, text], kind "same", "lost" or "added": a longest common subsequence of words.
 function difference(before, after) {
   const [a, b] = [words(before), words(after)];
-  if (a.length * b.length > 9e6) return before === after ? [["same", after]] : [["lost", before], ["added", after]];
+  if (a.length * b.length > 9e6)
+    return before === after
+      ? [["same", after]]
+      : [
+          ["lost", before],
+          ["added", after],
+        ];
   const width = b.length + 1;
   const longest = new Uint16Array((a.length + 1) * width);
   for (let i = a.length - 1; i >= 0; i--)
     for (let j = b.length - 1; j >= 0; j--)
-      longest[i * width + j] = a[i] === b[j] ? longest[(i + 1) * width + j + 1] + 1
-        : Math.max(longest[(i + 1) * width + j], longest[i * width + j + 1]);
+      longest[i * width + j] =
+        a[i] === b[j]
+          ? longest[(i + 1) * width + j + 1] + 1
+          : Math.max(longest[(i + 1) * width + j], longest[i * width + j + 1]);
   const parts = [];
   const add = (kind, word) => {
     const last = parts[parts.length - 1];
     if (last && last[0] === kind) last[1] += word;
     else parts.push([kind, word]);
   };
-  let i = 0, j = 0;
+  let i = 0,
+    j = 0;
   while (i < a.length || j < b.length) {
-    if (i < a.length && j < b.length && a[i] === b[j]) { add("same", a[i]); i++; j++; }
-    else if (i < a.length && (j === b.length || longest[(i + 1) * width + j] >= longest[i * width + j + 1])) add("lost", a[i++]);
+    if (i < a.length && j < b.length && a[i] === b[j]) {
+      add("same", a[i]);
+      i++;
+      j++;
+    } else if (i < a.length && (j === b.length || longest[(i + 1) * width + j] >= longest[i * width + j + 1]))
+      add("lost", a[i++]);
     else add("added", b[j++]);
   }
   return parts;
@@ -117,7 +149,9 @@ function difference(before, after) {
 function drawDifference(node, before, after) {
   const names = { same: "span", lost: "del", added: "ins" };
   const shown = (kind, text) => (kind === "same" ? text : text.replace(/\n/g, "↵\n"));
-  node.replaceChildren(...difference(before, after).map(([kind, text]) => element(names[kind], { text: shown(kind, text) })));
+  node.replaceChildren(
+    ...difference(before, after).map(([kind, text]) => element(names[kind], { text: shown(kind, text) })),
+  );
 }
 
 // ---------------------------------------------------------------- registers
@@ -139,14 +173,25 @@ const MODES = ["held", "redrawn", "noised"];
 // `modes` maps the number of a register to one of MODES; `onclick` gets the number.
 function drawStrip(node, event, modes, onclick) {
   const focused = [...node.children].indexOf(document.activeElement);
-  node.replaceChildren(...event.values.map((values, number) => {
-    const mode = modes.get(number) || "held";
-    const picture = element("canvas", { "aria-hidden": "true" });
-    drawRegister(picture, values);
-    const button = element("button", { type: "button", class: mode, "aria-label": `register ${number + 1}: ${mode}`,
-                                       onclick: () => onclick(number) }, picture, `${number + 1} ${mode}`);
-    button.disabled = number >= event.used;
-    return button;
-  }));
+  node.replaceChildren(
+    ...event.values.map((values, number) => {
+      const mode = modes.get(number) || "held";
+      const picture = element("canvas", { "aria-hidden": "true" });
+      drawRegister(picture, values);
+      const button = element(
+        "button",
+        {
+          type: "button",
+          class: mode,
+          "aria-label": `register ${number + 1}: ${mode}`,
+          onclick: () => onclick(number),
+        },
+        picture,
+        `${number + 1} ${mode}`,
+      );
+      button.disabled = number >= event.used;
+      return button;
+    }),
+  );
   if (focused >= 0) node.children[focused]?.focus();
 }
