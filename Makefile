@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test docs faults venv format types unit unit-folders unit-files clean
+.PHONY: demo test docs faults browser venv format types unit unit-folders unit-files clean
 .DELETE_ON_ERROR:
 
 demo: venv  ## three programs from the built-in model, and one that it autoencodes
@@ -17,6 +17,18 @@ docs: .venv/docs-ready  ## the documentation site in site/; a broken link or a m
 
 .venv/docs-ready: .venv/ready
 	$(PIP) --editable '.[docs]'
+	touch $@
+
+AXE := .venv/axe/package/axe.min.js
+PICTURES ?=
+
+browser: .venv/browser-ready  ## the playground in Chromium, which must be installed; PICTURES=docs/assets draws those of the docs
+	AXE_CORE=$(AXE) PLAY_PICTURES=$(PICTURES) $(BIN)/python -m pytest -m browser -p no:cacheprovider tests/test_play_browser.py
+
+.venv/browser-ready: .venv/ready
+	$(PIP) playwright
+	mkdir -p .venv/axe
+	-cd .venv/axe && npm pack --silent axe-core@4.14.0 && tar xzf axe-core-4.14.0.tgz package/axe.min.js
 	touch $@
 
 SEED ?= 0

@@ -25,6 +25,7 @@ CONTENTS = {  # of the pages that have others below them
         "how-it-works",
         "results",
         "sampling",
+        "play",
         "training",
         "corpus",
         "evaluation",

@@ -24,7 +24,7 @@ LAYERS = [
     {"corpus", "checkpoints"},
     {"training", "pipeline", "judges"},
     {"presets"},
-    {"reproduce"},
+    {"reproduce", "play"},
     {"cli"},
 ]
 ARROWS_INSIDE = {("models.demasker", "models.llada")}  # the only ones between modules of mathematics or networks
@@ -43,6 +43,8 @@ DOORS = {
     "rich": {"cli", "runtime.progress"},
     "peft": {"training.adapting"},
     "pydantic": {"runtime.config"},
+    "starlette": {"play.server", "cli.play"},
+    "uvicorn": {"cli.play"},
 }
 
 

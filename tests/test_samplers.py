@@ -82,7 +82,7 @@ def numbers(noisy_tokens, tokens):
 def watched(demask, canvas, how, **choices):
     """The samples, and the canvas after every call."""
     history = []
-    samples = decode(demask, canvas, how, on_call=lambda tokens, call, cost: history.append(tokens), **choices)
+    samples = decode(demask, canvas, how, on_call=lambda tokens, *_: history.append(tokens), **choices)
     return samples, history
 
 

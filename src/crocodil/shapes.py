@@ -11,6 +11,7 @@ TokenIds = Int[Tensor, "B N"]
 Positions = Bool[Tensor, "B N"]  # a mask over positions, for example the hidden ones
 PositionIndices = Int[Tensor, "B P"]  # position indices, the same number in every sequence
 Logits = Float[Tensor, "B N V"]
+LogProbs = Float[Tensor, "B N"]  # of one token per position
 RowTokens = Int[Tensor, "R"]
 RowLogits = Float[Tensor, "R V"]
 PerSample = Float[Tensor, "B"]

@@ -3,7 +3,7 @@
 Heavy modules are imported inside the commands, so that `crocodil --help` answers at once.
 """
 
-from crocodil.cli import sample, complete, train, corpus, trim, reproduce, judges  # isort: skip  (order of the help)
+from crocodil.cli import sample, complete, play, train, corpus, trim, reproduce, judges  # isort: skip  (order of the help)
 from crocodil.cli.root import app, main
 
-__all__ = ["app", "complete", "corpus", "judges", "main", "reproduce", "sample", "train", "trim"]
+__all__ = ["app", "complete", "corpus", "judges", "main", "play", "reproduce", "sample", "train", "trim"]

@@ -326,18 +326,19 @@ class Crocodil:
         drawing: Drawing | None = None,
         batch_size: int | None = None,
         on_call: OnSnapshot | None = None,
+        on_step: OnStep | None = None,
         show_progress: bool = True,
         **knobs: Any,
     ) -> Generation:
         """Generate `count` texts.
 
         The configs are by default those of the model's settings (`settings.decoding_for`, `settings.drawing`).
-        `given` is for all texts, or one for each. `on_call` is called after every demasker call with a `Snapshot`
-        of the batch.
+        `given` is for all texts, or one for each. `on_call` is called after every demasker call with a `Snapshot` of
+        the batch, `on_step` after every diffusion step of a draw with the number of steps done and of all steps.
         """
         decoding, drawing = self._sampling(Method(method), decoding, drawing, knobs)
         job = self._generation_job(count, Method(method), length, seed, given, decoding, drawing)
-        return self._run(job, decoding, batch_size, on_call, show_progress)
+        return self._run(job, decoding, batch_size, on_call, show_progress, on_step)
 
     def stream(self, count: int = 1, **options: Any) -> Iterator[str]:
         """Yield texts as they are finished, batch by batch: `for text in pipe.stream(100): ...`.
@@ -604,8 +605,9 @@ class Crocodil:
         batch_size: int | None,
         on_call: OnSnapshot | None,
         show_progress: bool,
+        on_step: OnStep | None = None,
     ) -> Generation:
-        batches = list(self._batches(job, decoding, batch_size, on_call, show_progress))
+        batches = list(self._batches(job, decoding, batch_size, on_call, show_progress, on_step))
         seconds = sum(seconds for _, seconds in batches)
         return self._generation(joined([samples for samples, _ in batches]), seconds, job)
 
@@ -616,9 +618,11 @@ class Crocodil:
         batch_size: int | None,
         on_call: OnSnapshot | None,
         show_progress: bool,
+        on_step: OnStep | None = None,
     ) -> Iterator[tuple[Samples, float]]:
         size = batch_size or self.affordable_batch(job.canvas.length)
-        watch = snapshots(on_call, decoding.plan(job.canvas.length).num_calls, self.tokenizer)
+        num_calls = decoding.plan(job.canvas.length).num_calls
+        watch = snapshots(on_call, num_calls, self.tokenizer, on_step=on_step)
         return job.batches(size, show_progress=show_progress, watch=watch)
 
     def _generation(self, samples: Samples, seconds: float, job: Job) -> Generation:

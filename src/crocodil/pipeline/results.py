@@ -8,8 +8,9 @@ from typing import Any, TypeAlias
 import torch
 
 from crocodil.pipeline.batches import Watch
+from crocodil.processes.gaussian import OnStep
 from crocodil.sampling.cost import Cost
-from crocodil.shapes import RegisterBank, TokenIds
+from crocodil.shapes import LogProbs, RegisterBank, TokenIds
 from crocodil.text.tokenizer import Tokenizer
 
 SEPARATOR = "-" * 40  # between texts that are printed
@@ -64,6 +65,7 @@ class Snapshot:
     num_calls: int
     cost: Cost  # so far
     tokenizer: Tokenizer
+    log_prob: LogProbs  # of the tokens that the call proposed where some were hidden; 0 elsewhere
 
     @property
     def texts(self) -> list[str]:
@@ -74,15 +76,23 @@ class Snapshot:
 OnSnapshot: TypeAlias = Callable[[Snapshot], None]
 
 
-def snapshots(on_call: OnSnapshot | None, num_calls: int, tokenizer: Tokenizer, *, first: int = 0) -> Watch | None:
+def snapshots(
+    on_call: OnSnapshot | None,
+    num_calls: int,
+    tokenizer: Tokenizer,
+    *,
+    first: int = 0,
+    on_step: OnStep | None = None,
+) -> Watch | None:
     """Return callbacks of a batch that show each call to the caller, from position `first` of the canvas on."""
-    if on_call is None:
+    if on_call is None and on_step is None:
         return None
 
-    def take_snapshot(tokens: TokenIds, call: int, cost: Cost) -> None:
-        on_call(Snapshot(tokens[:, first:], call, num_calls, cost, tokenizer))
+    def take_snapshot(tokens: TokenIds, call: int, cost: Cost, log_prob: LogProbs) -> None:
+        if on_call is not None:
+            on_call(Snapshot(tokens[:, first:], call, num_calls, cost, tokenizer, log_prob[:, first:]))
 
-    return Watch(take_snapshot, lambda *_: None)
+    return Watch(take_snapshot, on_step or (lambda *_: None))
 
 
 def partial_text(ids: Sequence[int], tokenizer: Tokenizer) -> str:

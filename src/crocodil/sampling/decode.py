@@ -35,11 +35,12 @@ from crocodil.sampling.cost import NO_COST, Cost
 from crocodil.sampling.guidance import Demask, strengthened
 from crocodil.sampling.state import Canvas, Refresh, Revealed, Samples, State
 from crocodil.seeding import Streams
-from crocodil.shapes import PositionIndices, Positions, RegisterBank, RowLogits, TokenIds
+from crocodil.shapes import LogProbs, PositionIndices, Positions, RegisterBank, RowLogits, TokenIds
 
 ROW_COUNTS = 8  # the number of logit rows per call is rounded up to an eighth of a block: few distinct shapes
 
-OnCall: TypeAlias = Callable[[TokenIds, int, Cost], None]  # the canvas after a call, its index, the cost so far
+# The canvas after a call, its index, the cost so far, and the log-probabilities of what the call proposed.
+OnCall: TypeAlias = Callable[[TokenIds, int, Cost, LogProbs], None]
 Reveal: TypeAlias = Callable[..., Revealed]
 
 
@@ -90,7 +91,7 @@ def decode(
         if reads_values:
             state.check_finite()
         if on_call is not None:
-            on_call(state.all_tokens(), call.index, state.ledger.total())
+            on_call(state.all_tokens(), call.index, state.ledger.total(), state.all_log_probs())
     return state.samples()
 
 
@@ -248,7 +249,7 @@ def reveal(
     proposal = _propose(config, row_logits, positions, tokens, given, streams, allowed)
     proposed = _put(tokens, positions, proposal.tokens)
     log_prob = _put(torch.zeros(tokens.shape, device=tokens.device), positions, proposal.log_prob)
-    is_finite = log_prob.isfinite().all()
+    proposed_log_prob, is_finite = log_prob, log_prob.isfinite().all()
     if config.eos_id is not None and config.decoding.eos_last:
         log_prob = hold_back_eos(log_prob, is_eos=hidden & (proposed == config.eos_id), hidden=hidden)
     after_end = None
@@ -269,7 +270,7 @@ def reveal(
         tokens = mask_again(
             tokens, complete, is_open, mask_id=config.mask_id, eos_id=config.eos_id, streams=streams
         )
-    return Revealed(tokens, was_hidden, is_finite)
+    return Revealed(tokens, was_hidden, is_finite, proposed_log_prob)
 
 
 def _put(canvas: Tensor, positions: PositionIndices, values: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from crocodil.processes.categorical import Allowed
 from crocodil.runtime.devices import check_all
 from crocodil.sampling.cost import Cost, Ledger
 from crocodil.seeding import Streams
-from crocodil.shapes import Positions, RegisterBank, TokenIds
+from crocodil.shapes import LogProbs, Positions, RegisterBank, TokenIds
 
 BATCH_SIZES = 4  # on a GPU a batch shrinks in this many steps: every size is recorded as a graph of its own
 
@@ -113,6 +113,7 @@ class Revealed(NamedTuple):
     tokens: TokenIds
     was_hidden: Bool[Tensor, "B"]  # samples that had hidden tokens in the block
     is_finite: Bool[Tensor, ""]  # whether all log-probabilities were
+    log_prob: LogProbs  # of the proposed tokens; 0 where nothing was hidden
 
 
 class State:
@@ -128,6 +129,7 @@ class State:
         self.registers, self.streams = registers, streams
         self.ledger = Ledger(canvas.tokens, spent)
         self._all_tokens, self._all_registers = canvas.tokens, registers
+        self._log_prob: LogProbs | None = None  # of the last call
         self._unchecked: list[Bool[Tensor, ""]] = []
         self._size_step = 1 if canvas.device.type == "cpu" else -(-len(canvas) // BATCH_SIZES)
 
@@ -159,7 +161,7 @@ class State:
         self.registers = registers
 
     def update(self, revealed: Revealed, cost: Cost) -> None:
-        self.tokens = revealed.tokens
+        self.tokens, self._log_prob = revealed.tokens, revealed.log_prob
         self.ledger.enter(cost, self.index, revealed.was_hidden)
         self._unchecked.append(revealed.is_finite)
 
@@ -170,6 +172,12 @@ class State:
 
     def all_tokens(self) -> TokenIds:
         return self._all_tokens.index_copy(0, self.index, self.tokens)
+
+    def all_log_probs(self) -> LogProbs:
+        """Return the log-probabilities of the tokens that the last call proposed; 0 where it proposed none."""
+        assert self._log_prob is not None
+        nothing = torch.zeros(self._all_tokens.shape, device=self._all_tokens.device)
+        return nothing.index_copy(0, self.index, self._log_prob)
 
     def all_registers(self) -> RegisterBank | None:
         if self.registers is None:
