@@ -333,8 +333,8 @@ class Crocodil:
         """Generate `count` texts.
 
         The configs are by default those of the model's settings (`settings.decoding_for`, `settings.drawing`).
-        `given` is for all texts, or one for each. `on_call` is called after every demasker call with a `Snapshot` of
-        the batch, `on_step` after every diffusion step of a draw with the number of steps done and of all steps.
+        `given` is for all texts, or one for each. `on_call` is called after every demasker call with a `Snapshot`
+        of the batch, `on_step` after every diffusion step of a draw with the number of steps done and of all.
         """
         decoding, drawing = self._sampling(Method(method), decoding, drawing, knobs)
         job = self._generation_job(count, Method(method), length, seed, given, decoding, drawing)
