@@ -37,7 +37,7 @@ from crocodil.text.retokenizer import Retokenizer
 from crocodil.text.tokenizer import Tokenizer
 from crocodil.training.adapting import trainable_parameters
 from crocodil.training.data import NUM_VALID, to_device
-from crocodil.training.loop import Phase
+from crocodil.training.loop import Phase, compile_each
 from crocodil.training.validation import prior_metrics
 from crocodil.training.work import Work, prompted_flops
 
@@ -162,6 +162,9 @@ class PromptedStage:
         layers = [layer for encoder in encoders for layer in encoder.backbone.layers]
         demasking = [] if self.demasker is None else list(self.demasker.backbone.blocks)
         return [*self.denoiser.blocks, *demasking, *layers]
+
+    def compile(self) -> None:
+        compile_each(self.repeated_blocks())
 
     def work(self) -> Work:
         flops = prompted_flops(
