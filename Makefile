@@ -23,7 +23,7 @@ AXE := .venv/axe/package/axe.min.js
 PICTURES ?=
 
 browser: .venv/browser-ready  ## the playground in Chromium, which must be installed; PICTURES=docs/assets draws those of the docs
-	AXE_CORE=$(AXE) PLAY_PICTURES=$(PICTURES) $(BIN)/python -m pytest -m browser -p no:cacheprovider tests/test_play_browser.py
+	AXE_CORE=$(AXE) PLAY_PICTURES=$(PICTURES) $(BIN)/python -m pytest -m browser -p no:cacheprovider tests/play/test_play_browser.py
 
 .venv/browser-ready: .venv/ready
 	$(PIP) playwright

@@ -21,7 +21,7 @@ from crocodil.play.trace import Trace
 from crocodil.play.views import answer
 from crocodil.sampling.guidance import Guided
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 SMALL = {"length": 24, "calls": 4}
 HARMFUL = "<|mask|></script><img src=x onerror=alert(1)>\x00\x07"
 
