@@ -241,7 +241,7 @@ ADDED = {
     "generate": ["--device", "cpu"],
     "autoencode": ["--device", "cpu"],
     "interpolate": ["--device", "cpu"],
-    "complete": ["--device", "cpu"],
+    "complete": ["--device", "cpu", "--count", "1", "--calls", "2"],
     "encode": ["--device", "cpu"],
     "decode": ["--device", "cpu"],
     "train": ["--device", "cpu", "--set=encoder_warmup_steps=1", *_FEW_STEPS],

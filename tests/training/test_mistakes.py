@@ -181,7 +181,8 @@ def test_hours_follow_from_a_rate_that_is_given():
     found = invoke("train", "base", "--preset", "small", "--dry-run", "--rate", 100, "--gpus", 2)
     work = estimates(preset_of("small", assumed_corpus("small")[0], Pretrained()))[0].flops
     assert f"│  {work / 200e12 / 3600:.2f} │" in found.output
-    assert "estimated: 100 TFLOP/s (--rate) (base, guided, prior, conditional, distilled)" in found.output
+    stages = "base, guided, prior, conditional, distilled, prompted"
+    assert f"estimated: 100 TFLOP/s (--rate) ({stages})" in found.output
 
 
 def test_an_ablation_is_trained_by_its_name():
