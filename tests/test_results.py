@@ -245,7 +245,7 @@ def test_the_pages_state_memory_and_hours_that_follow_from_estimates_and_measure
         line = rf"{stage} \| {re.escape(memory[stage] + as_measured)} \| [^|]+ \| {taken:.0f} minutes"
         assert re.search(line, quickstart)
     for name in ("laptop", "medium"):
-        optional = ("prior", "distilled")
+        optional = ("prior", "distilled", "prompted")
         parts = {part.stage: part for part in estimates(of(name)) if part.stage not in optional}
         taken = {stage: hours(part.flops, rate_of(name, stage)) for stage, part in parts.items()}
         largest = max(part.gigabytes for part in parts.values())

@@ -112,6 +112,7 @@ def right_calls(world: World, sandbox: Path) -> dict[str, dict[str, Any]]:
         "decode": {"file": world.registers, **on_model},
         "interpolate": {"first": world.text(0), "second": world.text(1), "steps": 2, **on_model},
         "complete": {"file": world.text(0), "at": "1", "count": 1, **on_model},
+        "play": {"export": out, "model": world.model, "device": "cpu"},
         "verify": {"directory": world.model, "model": world.model},
         "push": {"model": world.model, "repository": "owner/name"},
         "train": training,
@@ -146,6 +147,7 @@ RARE = {
     "evaluate": 0.3,
     "corpus build": 0.3,
     "train": 0.7,
+    "play": 0.3,
 }
 
 
@@ -220,8 +222,8 @@ def _spelled(parameters: list[Parameter], values: dict[str, Any], random: Random
 def _mutated(parameter: Parameter, old: Any, world: World, random: Random, sandbox: Path) -> Any:
     if parameter.is_switch:
         return parameter.name not in SLOW_FLAGS
-    if random.random() < 0.05 and old is not None and parameter.kind is not bool:
-        return None  # leave it out, if it was given: a default may take long
+    if random.random() < 0.05 and old is not None and parameter.name != "export":
+        return None  # leave it out, if it was given: a default may take long; without --export, play does not end
     draw: Callable[[], Any] = lambda: _value(parameter, world, random, sandbox)  # noqa: E731
     if parameter.name == "changes":
         kept = old or []

@@ -27,6 +27,8 @@ from crocodil.sampling.state import Draw
 from crocodil.seeding import Streams
 from crocodil.shapes import RegisterBank, TokenIds
 
+# Networks that no experiment uses yet; they are no part of what identifies a model.
+FOR_PROMPTS = ("prompted", "prompt_encoder", "length_head", "prompted_demasker")
 WEIGHTS_PER_TENSOR = 64  # hashed to tell models apart
 DRAWING = "drawing"  # the part of a model that is not a network: how registers are drawn
 AUTOENCODER_PARTS = ("demasker", "encoder")  # also used wherever encoded registers are decoded
@@ -205,7 +207,7 @@ def parts(pipe: Crocodil, uses: Collection[str] | None = None) -> Row:
     drawing = described(pipe.settings.drawing)
     if pipe.settings.drawing.autoguidance != 1:  # part of the drawing, so that rows without it stay valid
         drawing += f", weak_prior {fingerprint(pipe.weak_prior)}"
-    networks = [name for name in NETWORKS if name != "weak_prior"]
+    networks = [name for name in NETWORKS if name != "weak_prior" and name not in FOR_PROMPTS]
     all_parts = {**{name: fingerprint(getattr(pipe, name)) for name in networks}, DRAWING: drawing}
     return all_parts if uses is None else {name: all_parts[name] for name in uses}
 
