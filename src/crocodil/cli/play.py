@@ -1,5 +1,6 @@
 """`crocodil play`: the playground, a local page in a browser."""
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -37,14 +38,10 @@ def play(
     read_settings(settings_file(model))
     if export is not None and export.exists():
         raise ValueError(f"{printable(export)} exists: choose a new folder")
-    try:
-        import starlette
-        import uvicorn  # noqa: F401
-    except ImportError as missing:
-        raise ValueError("the playground needs starlette and uvicorn: pip install 'crocodil[play]'") from missing
+    if not (find_spec("starlette") and find_spec("uvicorn")):
+        raise ValueError("the playground needs starlette and uvicorn: pip install 'crocodil[play]'")
     from crocodil.pipeline import Crocodil
 
-    assert starlette
     typer.echo("loading the model ...", err=True)
     pipe = Crocodil.from_pretrained(model, device=device)
     if export is None:

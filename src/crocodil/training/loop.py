@@ -44,7 +44,7 @@ class LoopConfig:
     clip_norm: Positive = 1.0
     average_decay: Share = 0.999  # of the exponential moving average of the weights
     bf16: bool = False  # autocast; the weights stay float32
-    compile_blocks: bool = False
+    compile_blocks: bool = False  # on one device a prior is compiled whole, not by block
     recompute_blocks: bool = False  # in the backward pass: less memory, more time
     evaluate_every: Count = 500
     save_every: Count = 500
