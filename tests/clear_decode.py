@@ -5,8 +5,8 @@
 
 import torch
 
-from crocodil.processes.categorical import propose_tokens
-from crocodil.processes.reveal import RevealStep, before_given_text, fill_after_eos, hold_back_eos
+from crocodil.processes.categorical import Proposal, propose_tokens
+from crocodil.processes.reveal import RevealStep, before_given_text, fill_after_eos, hold_back_eos, revises
 from crocodil.sampling.cost import NO_COST, Cost
 from crocodil.sampling.decode import reveal_rule
 from crocodil.sampling.state import Samples
@@ -56,21 +56,29 @@ def clear_decode(
         if eos_id is not None:
             text = given if allowed is None else given | (allowed.row > 0)
             logits[..., eos_id][before_given_text(tokens, given=text, eos_id=eos_id)] = -torch.inf
-        sample, position = hidden.nonzero(as_tuple=True)
+        unfinished = hidden.any(dim=1)
+        is_open = ~given & block & unfinished[:, None]
+        asked = is_open if revises(rule) else hidden
+        sample, position = asked.nonzero(as_tuple=True)
         proposal = propose_tokens(
-            logits[hidden],
+            logits[asked],
             mask_id=mask_id,
             temperature=decoding.temperature,
             top_p=decoding.top_p,
             streams=call_streams.at("token")[sample].at(position),
         )
-        unfinished = hidden.any(dim=1)
+        if revises(rule):
+            of_old = logits.index_fill(2, torch.tensor(mask_id), -torch.inf).log_softmax(dim=2)[asked]
+            of_old = of_old.gather(1, tokens[asked][:, None])[:, 0]
+            better = proposal.log_prob > of_old
+            proposal = Proposal(
+                proposal.tokens.where(better, tokens[asked]), proposal.log_prob.where(better, of_old)
+            )
         charge(Cost(demasker_calls=1 if decoding.guidance == 1 else 2), unfinished)
-        proposed = tokens.masked_scatter(hidden, proposal.tokens)
-        log_prob = torch.zeros(tokens.shape).masked_scatter(hidden, proposal.log_prob.float())
+        proposed = tokens.masked_scatter(asked, proposal.tokens)
+        log_prob = torch.zeros(tokens.shape).masked_scatter(asked, proposal.log_prob.float())
         if eos_id is not None and decoding.eos_last:
             log_prob = hold_back_eos(log_prob, is_eos=hidden & (proposed == eos_id), hidden=hidden)
-        is_open = ~given & block & unfinished[:, None]
         correctors = decoding.corrector_calls(plan.calls_per_block)
         left, calls = max(call.calls_left - correctors, 1), plan.calls_per_block - correctors
         after_end = None

@@ -32,6 +32,7 @@ from crocodil.processes.reveal import (
     NoisyConfidence,
     Remask,
     RemaskByConfidence,
+    Revise,
 )
 from crocodil.sampling import algorithms
 from crocodil.sampling import decode as decoding_loop
@@ -53,7 +54,9 @@ TABLE_2 = {
 ROWS = [(256, block, calls) for block in TABLE_1 for calls in TABLE_1[block]] + [
     (512, block, calls) for block in TABLE_2 for calls in TABLE_2[block]
 ]
-RULES = [MostConfident(), AtRandom(), NoisyConfidence(), AboveThreshold(0.999), Remask(), RemaskByConfidence()]
+RULES = [
+    MostConfident(), AtRandom(), NoisyConfidence(), AboveThreshold(0.999), Remask(), RemaskByConfidence(), Revise()
+]  # fmt: skip
 
 
 def perfect(tokens):
@@ -169,7 +172,7 @@ def test_each_call_reveals_its_share_and_committed_tokens_never_change():
         assert torch.equal(later[earlier != MASK], earlier[earlier != MASK])
 
 
-@pytest.mark.parametrize("rule", [Remask(), RemaskByConfidence()], ids=lambda rule: type(rule).__name__)
+@pytest.mark.parametrize("rule", [Remask(), RemaskByConfidence(), Revise()], ids=lambda rule: type(rule).__name__)
 def test_remasking_lets_committed_tokens_change(rule):
     how = decoding(length=16, num_calls=8, rule=rule, temperature=1.0)
     _, history = watched(Unguided(tiny.llada()), empty_canvas(4, how), how, streams=tiny.streams(4))
@@ -268,6 +271,7 @@ CASES = {
     "ends in blocks": {"eos_id": 5, "temperature": 1.0, "block_size": 8, "num_calls": 8, "eos_last": False},
     "guidance": {"guidance": 2.0, "temperature": 1.0},
     "corrector": {"corrector": 0.5, "temperature": 1.0, "block_size": 8, "num_calls": 8, "eos_id": 5},
+    "revising": {"rule": Revise(), "num_calls": 8, "temperature": 1.0, "eos_id": 5, "block_size": 8},
     "pace of the text": {"pace": "text", "rule": RemaskByConfidence(), "num_calls": 8, "eos_id": 5, "apart": 2},
 }
 

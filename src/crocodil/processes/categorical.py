@@ -58,12 +58,14 @@ def propose_tokens(
     no_eos: Bool[Tensor, "R"] | None = None,
     allowed_row: Int[Tensor, "R"] | None = None,
     allowed_tokens: Bool[Tensor, "A W"] | None = None,
+    current: RowTokens | None = None,
 ) -> Proposal:
     """Sample x_0 ~ f_theta(x_t) for each row, and return the log-probability of the sampled token.
 
-    Never proposed are the mask token, EOS in rows with `no_eos`, and tokens that `Allowed` forbids. The
-    log-probability is at temperature 1 over all possible tokens, in float32 or better: half precision rounds most
-    probabilities to exactly 1. `streams` holds one stream per row.
+    Never proposed are the mask token, EOS in rows with `no_eos`, and tokens that `Allowed` forbids. A `current`
+    token is proposed again, unless the sampled one is more probable. The log-probability is at temperature 1 over
+    all possible tokens, in float32 or better: half precision rounds most probabilities to exactly 1. `streams`
+    holds one stream per row.
     """
     if temperature and streams is None:
         raise ValueError("temperature > 0 draws tokens: pass streams")
@@ -71,9 +73,10 @@ def propose_tokens(
     keys = streams.keys.split(size) if temperature and streams is not None else repeat(None)
     ends = repeat(None) if no_eos is None else no_eos.split(size)
     rows = repeat(None) if allowed_row is None else allowed_row.split(size)
+    olds = repeat(None) if current is None else current.split(size)
     parts = [
-        _propose(_possible(logits, mask_id, eos_id, without, row, allowed_tokens), temperature, top_p, some)
-        for logits, some, without, row in zip(row_logits.split(size), keys, ends, rows, strict=False)
+        _propose(_possible(logits, mask_id, eos_id, without, row, allowed_tokens), temperature, top_p, some, old)
+        for logits, some, without, row, old in zip(row_logits.split(size), keys, ends, rows, olds, strict=False)
     ]
     return Proposal(*(torch.cat(found) for found in zip(*parts, strict=True)))
 
@@ -98,12 +101,22 @@ def _possible(
     return row_logits.to(torch.promote_types(row_logits.dtype, torch.float32)).masked_fill(impossible, -torch.inf)
 
 
-def _propose(logits: RowLogits, temperature: float, top_p: float, keys: Int[Tensor, "R"] | None) -> Proposal:
+def _propose(
+    logits: RowLogits,
+    temperature: float,
+    top_p: float,
+    keys: Int[Tensor, "R"] | None,
+    current: RowTokens | None,
+) -> Proposal:
     if keys is None:
         tokens = logits.argmax(dim=1)
     else:
         tokens = draw_tokens(logits, temperature=temperature, top_p=top_p, streams=Streams(keys))
-    return Proposal(tokens, logits.gather(1, tokens[:, None])[:, 0] - logits.logsumexp(dim=1))
+    found = logits.gather(1, tokens[:, None])[:, 0]
+    if current is not None:
+        old = logits.gather(1, current[:, None])[:, 0]  # -inf for the mask token
+        tokens, found = current.where(old >= found, tokens), torch.maximum(old, found)
+    return Proposal(tokens, found - logits.logsumexp(dim=1))
 
 
 def draw_tokens(row_logits: RowLogits, *, temperature: float, top_p: float = 1.0, streams: Streams) -> RowTokens:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from crocodil.runtime.config import Length, config
 
 # Names of the reveal rules, which are in `crocodil.processes.reveal`.
-RULE_NAMES = ("confidence", "noisy-confidence", "random", "remask", "remask-confidence")
+RULE_NAMES = ("confidence", "noisy-confidence", "random", "remask", "remask-confidence", "revise")
 OLD_RULE_NAMES = {  # in model folders of format 1 and in older rows of results
     "most confident": "confidence",
     "noisy confidence": "noisy-confidence",

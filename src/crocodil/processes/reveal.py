@@ -18,7 +18,7 @@ from crocodil.shapes import Positions, TokenIds
 class RevealStep(NamedTuple):
     """The input of a reveal rule."""
 
-    log_prob: Float[Tensor, "B N"]  # of the proposed tokens; valid at hidden positions only
+    log_prob: Float[Tensor, "B N"]  # of the proposed tokens; only valid where a token was proposed
     hidden: Positions  # open positions that were masked before this call
     open: Positions  # positions of the current block, without the given tokens
     calls_left: int | Int[Tensor, ""]  # in this block, this call included
@@ -160,6 +160,29 @@ class RemaskByConfidence:
         return kept | step.best(_noisy(step, self.noise), quota + remasked)
 
 
+@dataclass(frozen=True)
+class Revise:
+    """Keep the most confident tokens of all, whether they are new or were visible (decision D62).
+
+    Tokens are proposed at visible positions too, and replace less probable ones. This needs a demasker that was
+    trained on its own proposals (`DemaskerObjective.draft_rate`). The noise falls to 0 at the last call.
+    """
+
+    noise: float = 1.0
+    reveals_quota: ClassVar[bool] = True
+    may_finish_early: ClassVar[bool] = False
+    revises: ClassVar[bool] = True
+
+    def __call__(self, step: RevealStep) -> Positions:
+        score = _noisy(step, self.noise * (step.calls_left - 1) / step.calls_per_block)
+        return highest(score, among=step.open, count=_visible(step).sum(dim=1) + step.quota())
+
+
+def revises(rule: RevealRule) -> bool:
+    """Return whether a rule wants proposals at visible positions too."""
+    return getattr(rule, "revises", False)
+
+
 _FIRST = 1e6  # more than any difference of log-probabilities
 
 RULES: dict[str, RevealRule] = {  # `crocodil.processes.plan` has the names alone
@@ -168,6 +191,7 @@ RULES: dict[str, RevealRule] = {  # `crocodil.processes.plan` has the names alon
     "random": AtRandom(),
     "remask": Remask(),
     "remask-confidence": RemaskByConfidence(),
+    "revise": Revise(),
 }
 
 
@@ -193,7 +217,7 @@ def _visible(step: RevealStep) -> Positions:
     return step.open & ~step.hidden
 
 
-def _noisy(step: RevealStep, noise: float) -> Float[Tensor, "B N"]:
+def _noisy(step: RevealStep, noise: float | Tensor) -> Float[Tensor, "B N"]:
     uniform = step.streams.at("order").uniform(step.hidden.shape[1], dtype=torch.float64)
     gumbel = -(-uniform.log()).log()
     return step.log_prob + noise * gumbel

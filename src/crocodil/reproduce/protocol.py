@@ -5,7 +5,6 @@ from dataclasses import field, fields, replace
 from itertools import product
 from typing import Any, TypeAlias
 
-from crocodil.processes.plan import RULE_NAMES
 from crocodil.runtime.config import Amount, Count, Length, Seed, Share, Weight, config
 from crocodil.sampling.configs import Decoding, Drawing, with_knobs
 
@@ -17,6 +16,7 @@ MATCHING = (  # what `crocodil.metrics.speedup.matches` checks
     "MAUVE at least the base's minus its spread; Gen-PPL at most the base's or that of real text, whichever is "
     "higher, plus its spread; entropy no further from that of real text"
 )
+SWEPT_RULES = ("confidence", "noisy-confidence", "random", "remask", "remask-confidence")
 NOT_SWEPT = ("calls", "block_size")  # set by the experiments
 
 
@@ -32,7 +32,7 @@ class Protocol:
     num_samples: Count = 1000  # per point of generation: not stated
     num_swept: Count = 256  # samples per candidate of the sweep: our choice; MAUVE of 128 is too noisy
     # Fields of `Decoding` and the values that every method is swept over, the base included.
-    swept: Grid = field(default_factory=lambda: {"temperature": (0.0, 0.5, 0.75, 1.0), "rule": RULE_NAMES})
+    swept: Grid = field(default_factory=lambda: {"temperature": (0.0, 0.5, 0.75, 1.0), "rule": SWEPT_RULES})
     # What the base alone is swept over, and what guided methods are, who may also have fields of `Drawing`. Each
     # grid is combined with `swept`, or replaces values of it. Both kinds of methods have as many candidates.
     base_sweep: tuple[Grid, ...] = ()

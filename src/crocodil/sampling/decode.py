@@ -27,6 +27,7 @@ from crocodil.processes.reveal import (
     fill_after_eos,
     hold_back_eos,
     mask_again,
+    revises,
 )
 from crocodil.runtime.devices import check_finite
 from crocodil.runtime.graphs import Play, eager
@@ -137,7 +138,9 @@ def planned_calls(canvas: Canvas, plan: DecodePlan, decoding: Decoding) -> Itera
 def rows_per_call(masked: Positions, plan: DecodePlan, decoding: Decoding) -> list[int]:
     """Return an upper bound of the hidden positions per sample at each call, in eighths of a block."""
     corrector_calls = decoding.corrector_calls(plan.calls_per_block)
-    falls = reveal_rule(decoding).reveals_quota and decoding.pace == "canvas"  # the end of a text is not known
+    rule = reveal_rule(decoding)
+    falls = rule.reveals_quota and decoding.pace == "canvas"  # the end of a text is not known
+    falls = falls and not revises(rule)
     per_block = masked.unflatten(1, (plan.num_blocks, plan.block_size)).sum(dim=2).amax(dim=0).tolist()
     unit = -(-plan.block_size // ROW_COUNTS)
     num_rows = []
@@ -167,6 +170,14 @@ def _hidden(bounds: Int[Tensor, "4"], tokens: TokenIds, mask_id: int) -> Positio
 def _in_block(bounds: Int[Tensor, "4"], tokens: TokenIds) -> Positions:
     position = torch.arange(tokens.shape[1], device=tokens.device)
     return ((position >= bounds[1]) & (position < bounds[2])).expand_as(tokens)
+
+
+def _proposed_at(
+    rule: RevealRule, bounds: Int[Tensor, "4"], tokens: TokenIds, given: Positions, mask_id: int
+) -> Positions:
+    """Return where tokens are proposed: at the hidden positions, or at all open ones of incomplete samples."""
+    hidden = _hidden(bounds, tokens, mask_id)
+    return _in_block(bounds, tokens) & ~given & hidden.any(dim=1, keepdim=True) if revises(rule) else hidden
 
 
 # ---------------------------------------------------------------- one call
@@ -213,19 +224,20 @@ class DemaskerStep:
         allowed_row: TokenIds | None,
         allowed_tokens: Tensor | None,
     ) -> Revealed:
-        positions = _positions(_hidden(bounds, tokens, self.config.mask_id), self.num_rows)
+        proposed_at = _proposed_at(self.config.rule, bounds, tokens, given, self.config.mask_id)
+        positions = _positions(proposed_at, self.num_rows)
         demask = strengthened(self.demask, self.config.decoding.guidance)
         row_logits = demask(tokens, registers, positions.clamp(max=tokens.shape[1] - 1))
         allowed = None if allowed_row is None or allowed_tokens is None else Allowed(allowed_row, allowed_tokens)
         return self.reveal(self.config, row_logits, positions, tokens, given, keys, bounds, allowed)
 
 
-def _positions(hidden: Positions, count: int) -> PositionIndices:
-    """Return the hidden positions from left to right, padded to `count` with a position outside of the canvas."""
-    num_samples, length = hidden.shape
-    rank = (hidden.cumsum(dim=1) - 1).where(hidden, count)  # visible positions share one more column
-    index = torch.arange(length, device=hidden.device).expand_as(hidden)
-    outside = torch.full((num_samples, count + 1), length, device=hidden.device)
+def _positions(chosen: Positions, count: int) -> PositionIndices:
+    """Return the chosen positions from left to right, padded to `count` with a position outside of the canvas."""
+    num_samples, length = chosen.shape
+    rank = (chosen.cumsum(dim=1) - 1).where(chosen, count)  # the others share one more column
+    index = torch.arange(length, device=chosen.device).expand_as(chosen)
+    outside = torch.full((num_samples, count + 1), length, device=chosen.device)
     return outside.scatter(1, rank, index)[:, :count]
 
 
@@ -241,7 +253,8 @@ def reveal(
 ) -> Revealed:
     """Propose a token at every hidden position and keep those that the rule chooses.
 
-    `positions` holds all hidden positions of a sample; positions outside of the canvas are padding.
+    `positions` holds all hidden positions of a sample, and the other open ones if the rule revises; positions
+    outside of the canvas are padding.
     """
     index, _, _, calls_left = bounds.unbind()
     streams = Streams(keys).at("call", index.expand(len(keys)))
@@ -300,6 +313,9 @@ def _propose(
         no_eos = text_follows.gather(1, positions).flatten()
     if allowed is not None:
         allowed_row = F.pad(allowed.row, (0, 1)).gather(1, positions).flatten()
+    current = None
+    if revises(config.rule):
+        current = F.pad(tokens, (0, 1), value=config.mask_id).gather(1, positions).flatten()
     sample = torch.arange(len(tokens), device=tokens.device)[:, None].expand_as(positions).flatten()
     proposed, log_prob = propose_tokens(
         row_logits,
@@ -308,6 +324,7 @@ def _propose(
         no_eos=no_eos,
         allowed_row=allowed_row,
         allowed_tokens=None if allowed is None else allowed.tokens,
+        current=current,
         temperature=config.decoding.temperature,
         top_p=config.decoding.top_p,
         streams=streams.at("token")[sample].at(positions.flatten()),
