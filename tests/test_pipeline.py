@@ -21,8 +21,8 @@ from crocodil.models.register_denoiser import RegisterDenoiser
 from crocodil.pipeline import Base, Crocodil, Given, Method, Settings
 from crocodil.pipeline.base_settings import BaseSettings
 from crocodil.pipeline.batches import Watch
-from crocodil.pipeline.canvases import NOTHING
 from crocodil.pipeline.engine import affordable_batch
+from crocodil.pipeline.generating import generation_job
 from crocodil.pipeline.results import partial_text
 from crocodil.pipeline.settings import read_settings, to_json
 from crocodil.presets.models import paper_demasker
@@ -96,8 +96,8 @@ def test_long_work_says_where_it_stands_unless_the_caller_watches(pipe, capsys):
 
 @pytest.mark.parametrize("fractions", [(), (0.5,), (0, 0.5)])
 def test_the_progress_of_a_batch_counts_its_calls_and_the_steps_of_its_priors(pipe, fractions):
-    ticks, drawing = [], replace(pipe.settings.drawing, refresh_at=fractions)
-    job = pipe._generation_job(2, Method.CON_WITHIN_DISC, 64, 0, NOTHING, Decoding(calls=4), drawing)
+    ticks = []
+    job = generation_job(pipe, 2, calls=4, refresh_at=fractions)
     watch = Watch(lambda *_: ticks.append("call"), lambda *_: ticks.append("step"))
     job.sample(range(2), job.canvas.repeated(2), Streams.of("ticks", samples=range(2)), watch)
     assert len(ticks) == job.num_ticks

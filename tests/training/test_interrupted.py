@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import load_file
 
 from crocodil.checkpoints.format import load_model
-from crocodil.cli.train import export
+from crocodil.cli.exporting import export
 from crocodil.corpus.shards import Corpus
 from crocodil.pipeline import Crocodil
 from crocodil.presets.changes import with_changes

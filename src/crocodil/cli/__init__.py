@@ -3,7 +3,24 @@
 Heavy modules are imported inside the commands, so that `crocodil --help` answers at once.
 """
 
-from crocodil.cli import sample, complete, play, train, corpus, trim, reproduce, judges  # isort: skip  (order of the help)
+# The order of the help:
+# isort: off
+from crocodil.cli import sample, complete, play, train, run_tables, exporting, corpus, trim, reproduce, judges
+
+# isort: on
 from crocodil.cli.root import app, main
 
-__all__ = ["app", "complete", "corpus", "judges", "main", "play", "reproduce", "sample", "train", "trim"]
+__all__ = [
+    "app",
+    "complete",
+    "corpus",
+    "exporting",
+    "judges",
+    "main",
+    "play",
+    "reproduce",
+    "run_tables",
+    "sample",
+    "train",
+    "trim",
+]

@@ -7,7 +7,7 @@ between the visible prompt and suffix, on the canvas of training (`text/prompts.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Int
@@ -17,25 +17,23 @@ from crocodil.models.demasker import Demasker
 from crocodil.models.length_head import LengthHead
 from crocodil.models.register_denoiser import Condition, RegisterDenoiser
 from crocodil.models.register_encoder import RegisterEncoder
-from crocodil.pipeline.batches import Job, SampleBatch, Watch
+from crocodil.pipeline.batches import SampleBatch
 from crocodil.pipeline.canvases import allowed_at, starts_text
+from crocodil.pipeline.generating import Draws, guided_sampler, seed_job
+from crocodil.pipeline.networks import Networks
 from crocodil.pipeline.settings import Method
 from crocodil.processes.gaussian import OnStep
 from crocodil.sampling import algorithms
 from crocodil.sampling.configs import Decoding, Drawing
 from crocodil.sampling.cost import Cost
-from crocodil.sampling.decode import Engine, settle
-from crocodil.sampling.guidance import Guided
-from crocodil.sampling.state import Canvas, Draw, Samples
+from crocodil.sampling.decode import Engine
+from crocodil.sampling.state import Canvas, Draw
 from crocodil.seeding import Streams
 from crocodil.shapes import RegisterBank, TokenIds
 from crocodil.text.encode import encode_checked
 from crocodil.text.prompts import TokenizedPair, next_to
 from crocodil.text.retokenizer import Retokenizer
 from crocodil.text.tokenizer import Tokenizer
-
-if TYPE_CHECKING:
-    from crocodil.pipeline.crocodil import Crocodil
 
 
 class Strengths(NamedTuple):
@@ -131,45 +129,25 @@ class PromptedModel:
         self, prompt: Condition, where: range, decoding: Decoding, drawing: Drawing, strengths: Strengths
     ) -> SampleBatch:
         """Return Algorithm 3 with a prompt, for answers that stand at one place; without refreshes Algorithm 2."""
-        demask = Guided(self.demasker, drawing.num_registers)
 
-        def sample(numbers: range, canvas: Canvas, streams: Streams, watch: Watch) -> Samples:
-            spent = Cost(encoder_calls=1)  # the prompt
-            if canvas.allowed is not None:
-                canvas, cost = settle(demask, canvas, decoding, streams=streams)
-                spent = spent + cost
+        def first(texts: TokenIds, streams: Streams, on_step: OnStep) -> Draw:
+            return self.draw(prompt, drawing, strengths, streams, num_steps=drawing.prior_steps, on_step=on_step)
 
-            def draw(streams: Streams) -> Draw:
-                steps = drawing.prior_steps
-                return self.draw(prompt, drawing, strengths, streams, num_steps=steps, on_step=watch.on_step)
-
-            def redraw(texts: TokenIds, registers: RegisterBank | None, streams: Streams) -> Draw:
-                return self.draw(
-                    prompt,
-                    drawing,
-                    strengths,
-                    streams,
-                    num_steps=drawing.refresh_steps,
-                    answers=self.answer_canvases(texts, where),
-                    replaced=registers,
-                    on_step=watch.on_step,
-                )
-
-            samples = algorithms.con_within_disc(
-                draw,
-                redraw,
-                demask,
-                canvas,
-                decoding,
-                streams=streams,
-                refresh_at=drawing.refresh_at,
-                spent=spent,
-                on_call=watch.on_call,
-                engine=self.engine,
+        def again(texts: TokenIds, registers: RegisterBank | None, streams: Streams, on_step: OnStep) -> Draw:
+            return self.draw(
+                prompt,
+                drawing,
+                strengths,
+                streams,
+                num_steps=drawing.refresh_steps,
+                answers=self.answer_canvases(texts, where),
+                replaced=registers,
+                on_step=on_step,
             )
-            return samples.with_registers(drawing.num_registers)
 
-        return sample
+        spent = Cost(encoder_calls=1)  # the prompt
+        draws = Draws(first, again)
+        return guided_sampler(self.demasker, draws, decoding, drawing, engine=self.engine, spent=spent)
 
 
 class Answered(NamedTuple):
@@ -190,7 +168,7 @@ def fitted_pair(pair: TokenizedPair, *, length: int, longest: int) -> TokenizedP
 
 
 def generate_answers(
-    pipe: "Crocodil",
+    pipe: Networks,
     model: PromptedModel,
     pair: TokenizedPair,
     prompt: Condition,
@@ -211,20 +189,15 @@ def generate_answers(
 
     Answers of one length share a batch. Answer 7 of a seed and a length does not depend on the others.
     """
-    decoding, drawing = pipe._sampling(Method(method), decoding, drawing, knobs)
-    if Method(method) is Method.CON_THEN_DISC:
-        drawing = replace(drawing, refresh_at=())
-    num_calls = decoding.plan(length).num_calls
-    num_refreshes = len(algorithms.calls_at(drawing.refresh_at, num_calls))
-    num_ticks = num_calls + drawing.prior_steps + num_refreshes * drawing.refresh_steps
+    decoding, drawing = pipe.settings.sampling(Method(method), decoding, drawing, knobs)
     answered: dict[int, Answered] = {}
     seconds = 0.0
     for number_of_tokens in sorted(set(lengths)):
         canvas, where = _canvas(model, pair, number_of_tokens, length=length, at_column=at_column)
         numbers = [number for number, tokens in enumerate(lengths) if tokens == number_of_tokens]
         sample = model.sampler(prompt, where, decoding, drawing, strengths)
-        job = Job(sample, canvas, ("generate", seed), len(numbers), num_ticks, numbers=numbers)
-        made = pipe._run(job, decoding, batch_size, None, show_progress)
+        job = seed_job(sample, canvas, seed, len(numbers), decoding, drawing, numbers=numbers)
+        made = pipe.runner.run(job, batch_size=batch_size, show_progress=show_progress)
         seconds += made.seconds
         for number, ids, cost in zip(numbers, made.tokens.tolist(), made.costs, strict=True):
             answered[number] = Answered(ids, where, cost)

@@ -38,9 +38,15 @@ class Job:
     canvas: Canvas  # one for all samples, or one for each
     key: tuple[str, int]
     count: int
-    num_ticks: int  # the most calls and diffusion steps per batch
+    num_calls: int  # per batch, at most
+    num_steps: int = 0  # of diffusion per batch, at most
     note: str = ""
     numbers: Sequence[int] | None = None  # of the samples within the seed; default: 0, 1, 2 ...
+
+    @property
+    def num_ticks(self) -> int:
+        """The most calls and diffusion steps per batch."""
+        return self.num_calls + self.num_steps
 
     def batches(
         self, size: int, *, show_progress: bool, watch: Watch | None = None

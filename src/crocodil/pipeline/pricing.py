@@ -17,6 +17,7 @@ class Pricing:
     demasker: Demasker
     encoder: RegisterEncoder
     priors: tuple[RegisterDenoiser | None, ...]
+    has_base: bool = False  # without one, plain masked diffusion has an empty prefix
 
     @property
     def prior(self) -> RegisterDenoiser | None:
@@ -28,15 +29,17 @@ class Pricing:
             demasker_parameters=num_parameters(self.demasker), denoiser_parameters=num_parameters(self.prior)
         )
 
-    def flop_nfe(self, cost: Cost, *, length: int, prefix: int | None) -> float:
+    def flop_nfe(self, cost: Cost, *, length: int, num_registers: int | None) -> float:
         """Return the cost in calls of the base over the text alone.
 
-        `prefix` is the number of registers before the text, between START and END; None: no prefix at all.
+        `num_registers` stand before the text, between START and END; it is None without guidance.
         """
         base, prior = Size(num_parameters(self.demasker.backbone), length), self.prior
+        has_no_prefix = num_registers is None and self.has_base
+        prefixed = Size(num_parameters(self.demasker), length + 2 + (num_registers or 0))
         return cost.flop_nfe(
             unit=base,
-            demasker=base if prefix is None else Size(num_parameters(self.demasker), length + 2 + prefix),
+            demasker=base if has_no_prefix else prefixed,
             denoiser=Size(num_parameters(prior), 0 if prior is None else prior.config.num_registers),
             encoder=Size(num_parameters(self.encoder), length + self.encoder.config.num_registers),
         )

@@ -2,14 +2,14 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, field
+from dataclasses import asdict, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from crocodil.checkpoints.hub import JSON_FILES, local_folder
 from crocodil.runtime.config import Length, config, config_from_json, read_json
-from crocodil.sampling.configs import Decoding, Drawing
+from crocodil.sampling.configs import Decoding, Drawing, with_knobs
 
 FORMAT, FORMAT_VERSION = "crocodil model", 2
 SETTINGS_FILE = "crocodil.json"
@@ -52,6 +52,13 @@ class Settings:
         if method is Method.BASE:
             return Decoding(temperature=self.decoding.temperature or 1.0, top_p=self.decoding.top_p)
         return self.decoding
+
+    def sampling(
+        self, method: Method, decoding: Decoding | None, drawing: Drawing | None, knobs: dict[str, Any]
+    ) -> tuple[Decoding, Drawing]:
+        """Return the configs of a generation: those given, or the defaults, with single fields changed."""
+        decoding, drawing = with_knobs(decoding or self.decoding_for(method), drawing or self.drawing, knobs)
+        return decoding, replace(drawing, refresh_at=()) if method is Method.CON_THEN_DISC else drawing
 
 
 def to_json(settings: Settings) -> dict[str, Any]:

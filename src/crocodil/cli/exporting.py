@@ -1,0 +1,156 @@
+"""`crocodil export`, which makes a model folder from a run."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, get_args
+
+import typer
+
+from crocodil.checkpoints.hub import JSON_FILES, hub_name, local_folder
+from crocodil.cli import options
+from crocodil.cli.root import TRAIN, app
+from crocodil.sampling.configs import Decoding, Drawing, with_knobs
+
+if TYPE_CHECKING:
+    from crocodil.corpus.shards import Corpus
+    from crocodil.pipeline import Settings
+    from crocodil.pipeline.card import Card
+    from crocodil.training.run_config import RunSummary
+
+
+@app.command(rich_help_panel=TRAIN)
+@options.with_knobs_of(Decoding, Drawing)
+def export(
+    directory: Annotated[Path, typer.Argument(metavar="RUN", help="The run; stage guided must be finished.")],
+    data: Annotated[Path, typer.Option(help="The corpus of the run.")],
+    out: Annotated[Path, typer.Option(help="New folder for the model.")],
+    *,
+    without: Annotated[
+        list[str] | None, options.one_of(options.Network, "Leave out this network, e.g. base; may be repeated.")
+    ] = None,
+    weak_prior: Annotated[
+        Path | None, typer.Option(help="Folder of a less trained denoiser, for --autoguidance.")
+    ] = None,
+    teachers: Annotated[
+        bool, typer.Option("--teachers", help="Take the priors from which stage distilled learned, not its own.")
+    ] = False,
+    bits: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[NETWORK=]8|4",
+            help="Store matrices in 8 or 4 bits, a quarter or a sixth of the size on disk; may be repeated: "
+            "--bits 4 --bits demasker=8.",
+        ),
+    ] = None,
+    int8: Annotated[bool, typer.Option("--int8", help="Short for --bits 8.")] = False,
+    knobs: dict[str, Any],
+) -> None:
+    """Make a model folder from the finished stages of a run.
+
+    Sampling options become the model's defaults; those that are not given are the paper's.
+    """
+    from crocodil.corpus.shards import TOKENIZER_FILE, Corpus
+
+    corpus = Corpus(data)
+    if not directory.is_dir():
+        raise ValueError(f"{directory} holds no run: it is not a folder")
+    if out.exists():
+        raise ValueError(f"{out} exists: models are never overwritten, choose another folder")
+    from crocodil.pipeline import Crocodil
+    from crocodil.pipeline.folder import bits_by_network
+    from crocodil.training.run_config import read_run_summary
+
+    stored_bits = _bits_of(bits or ())
+    bits_by_network(stored_bits, int8=int8)  # a mistake is told before anything is loaded
+    run = read_run_summary(directory)
+    networks = _finished_networks(directory, without or (), distilled=not teachers)
+    if "demasker" not in networks:
+        raise ValueError(f"{directory} has no finished stage guided: train it, then export")
+    settings = _settings(run, networks, knobs)
+    qwen = run.pretrained.qwen
+    card = _card(directory, corpus, networks)
+    if weak_prior is not None:
+        networks["weak_prior"] = weak_prior
+    model = Crocodil.assemble(
+        networks,
+        tokenizer=corpus.directory / TOKENIZER_FILE,
+        encoder_tokenizer=None if qwen is None else local_folder(str(qwen), patterns=JSON_FILES) / TOKENIZER_FILE,
+        settings=settings,
+        device="cpu",
+    )
+    model.save_pretrained(out, bits=stored_bits, int8=int8, card=card)
+    typer.echo(f"{out}: {', '.join(networks)}")
+
+
+def _settings(run: "RunSummary", networks: Mapping[str, Path], knobs: dict[str, Any]) -> "Settings":
+    """Return the model's settings: the knobs, and for others what the priors were trained with."""
+    from crocodil.pipeline import Settings
+
+    defaults = Settings(length=run.lengths[0], lengths=run.lengths)
+    trained_with: dict[str, Any] = {
+        "largest_offset": run.prior_objective.largest_offset,
+        "time_shift": run.prior_objective.time_shift,
+    }
+    if any(path.parts[-3] == "distilled" for path in networks.values()):
+        trained_with |= dict.fromkeys(("prior_steps", "refresh_steps"), run.distil_objective.draw_steps)
+    decoding, drawing = with_knobs(defaults.decoding, defaults.drawing, trained_with | knobs)
+    return replace(defaults, decoding=decoding, drawing=drawing)
+
+
+def _bits_of(values: Sequence[str]) -> int | dict[str, int] | None:
+    """Return one number for all networks, or numbers by network: NAME=BITS overrides a number without a name."""
+    named = dict(value.split("=", 1) for value in values if "=" in value)
+    for_all = [value for value in values if "=" not in value]
+    wrong = [text for text in (*for_all, *named.values()) if not text.isdecimal()]
+    if wrong or len(for_all) > 1:
+        raise ValueError(f"--bits takes 8 or 4 once for all networks, and NETWORK=8 or NETWORK=4, not {values}")
+    by_name = {name: int(text) for name, text in named.items()}
+    if not for_all:
+        return by_name or None
+    return {**dict.fromkeys(get_args(options.Network), int(for_all[0])), **by_name}
+
+
+def _card(directory: Path, corpus: "Corpus", networks: Mapping[str, Path]) -> "Card":
+    """Return what a run knows for the model card: where it began, its stages and its data."""
+    from crocodil.pipeline.card import Card
+    from crocodil.training.run_config import read_causal_start, read_run_file, read_run_summary
+
+    begun_from, causal = asdict(read_run_summary(directory).pretrained), read_causal_start(directory)
+    paths = [*begun_from.values(), causal and causal.directory]
+    names = [name for path in paths if path and (name := hub_name(str(path))) and name.revision]
+    values, data = read_run_file(directory), corpus.description["splits"]["train"]
+    fields = ("num_steps", "batch_size", "learning_rate")
+    rows = ["| stage | steps | batch | learning rate |", "|---|---|---|---|"]
+    for stage in dict.fromkeys(path.parts[-3] for path in networks.values()):
+        loop = dict(values.get(f"{stage}_loop") or {})
+        rows.append(f"| {stage} | {' | '.join(str(loop.get(field, '')) for field in fields)} |")
+    rows.append(f"\nData: {data['documents']:,} documents, {data['tokens']:,} tokens.")
+    if names:
+        rows.append(f"It began from {' and '.join(map(str, names))}.")
+    return Card(base_models=tuple(name.repository for name in names), training="\n".join(rows))
+
+
+def _finished_networks(directory: Path, without: Collection[str], *, distilled: bool = True) -> dict[str, Path]:
+    """Return the folders of the networks; a distilled prior takes the place of its teacher."""
+    paths = {name: directory / path for name, path in _NETWORKS.items()}
+    finished = {name: path for name, path in paths.items() if path.exists()}
+    if distilled:
+        students = {name: directory / "distilled" / "model" / name for name in ("prior", "conditional")}
+        finished |= {name: path for name, path in students.items() if path.exists()}
+    return {name: path for name, path in finished.items() if name not in without}
+
+
+# Where a run keeps the networks of a model.
+_NETWORKS = {
+    "demasker": "guided/model/demasker",
+    "encoder": "guided/model/encoder",
+    "prior": "prior/model/denoiser",
+    "conditional": "conditional/model/denoiser",
+    "condition_encoder": "conditional/model/condition_encoder",
+    "prompted": "prompted/model/denoiser",
+    "prompt_encoder": "prompted/model/prompt_encoder",
+    "length_head": "prompted/model/length_head",
+    "prompted_demasker": "prompted/model/demasker",
+    "base": "base/model/demasker",
+}

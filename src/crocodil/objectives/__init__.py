@@ -1,0 +1,47 @@
+"""Training losses: plain masked diffusion, Algorithms 1, 4 and 5, prompts, and distillation, one function each.
+
+Each function takes one batch and one stream of random numbers per sample, and returns the loss. Optimisers,
+files and the training loop are elsewhere.
+"""
+
+from crocodil.objectives.aligning import AlignBy, aligned_base_loss, alignment_loss, causal_states
+from crocodil.objectives.demasking import (
+    DemaskerObjective,
+    Encode,
+    Loss,
+    base_loss,
+    guided_loss,
+    sample_visible_registers,
+)
+from crocodil.objectives.distilled import DistilObjective, Jump, distilled_loss
+from crocodil.objectives.priors import PriorObjective, conditional_prior_loss, mask_condition, prior_loss
+from crocodil.objectives.prompted import (
+    PromptedBatch,
+    PromptedObjective,
+    prompted_demasking_loss,
+    prompted_prior_loss,
+)
+
+__all__ = [
+    "AlignBy",
+    "DemaskerObjective",
+    "DistilObjective",
+    "Encode",
+    "Jump",
+    "Loss",
+    "PriorObjective",
+    "PromptedBatch",
+    "PromptedObjective",
+    "aligned_base_loss",
+    "alignment_loss",
+    "base_loss",
+    "causal_states",
+    "conditional_prior_loss",
+    "distilled_loss",
+    "guided_loss",
+    "mask_condition",
+    "prior_loss",
+    "prompted_demasking_loss",
+    "prompted_prior_loss",
+    "sample_visible_registers",
+]

@@ -1,0 +1,108 @@
+"""Losses of the demasker: plain masked diffusion, and Algorithm 1."""
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from crocodil.models.demasker import Demasker
+from crocodil.models.llada import LLaDA
+from crocodil.processes.masking import demasking_loss, mask_prob_at, mask_tokens, sample_given
+from crocodil.processes.registers import (
+    noise_std_for_cosine,
+    perturb,
+    replace_by_noise,
+    sample_block_end,
+    sample_prefix_length,
+)
+from crocodil.runtime.config import Amount, Cosine, Share, config
+from crocodil.seeding import Streams
+from crocodil.shapes import PerSample, Positions, PrefixLength, RegisterBank, TokenIds
+
+Encode: TypeAlias = Callable[[TokenIds, Positions | None], RegisterBank]  # (tokens, hidden positions) -> registers
+Loss: TypeAlias = Float[Tensor, ""]
+
+
+@config
+class DemaskerObjective:
+    """Options of Algorithm 1; the paper's ablations are other values of these fields."""
+
+    register_cosine: Cosine = 0.8  # Alg. 1, line 5; 1 trains without register noise (Fig. 7)
+    uniform_noise: bool = False  # draw each text's noise level between 0 and that of `register_cosine` (D48)
+    all_mask_rate: Share = 0.25  # App. C, "all-mask utilization schedule"
+    nested_dropout: bool = True  # App. C
+    prefix_ends_with_block: bool = False  # draw k only from the ends of blocks (decision D2)
+    prefix_lengths: tuple[Amount, ...] = ()  # draw k only from this list; repeats raise the odds (D2)
+    empty_prefix_rate: Share = 0.1  # how often k = 0 (decision D14)
+    noise_prefix_rate: Share = 0.0  # how often the registers are replaced by noise (decision D41)
+    given_rate: Share = 0.1  # how often a prefix, suffix or both are given (decision D24); 0 in the paper
+    partial_rate: Share = 0.0  # how often the encoder sees only part of the text, as in a condition (D30)
+
+
+def base_loss(
+    demasker: LLaDA, tokens: TokenIds, *, mask_id: int, streams: Streams, time: PerSample | None = None
+) -> Loss:
+    """Return the loss of plain masked diffusion: Eq. 5 without guidance. `time` is drawn if not given."""
+    mask_prob = mask_prob_at(streams.at("time").uniform() if time is None else time)
+    noisy_tokens, hidden = mask_tokens(tokens, mask_prob, mask_id=mask_id, streams=streams.at("mask"))
+    return demasking_loss(demasker(noisy_tokens, rows=hidden), tokens, hidden, mask_prob)
+
+
+def guided_loss(
+    encode: Encode,
+    demasker: Demasker,
+    tokens: TokenIds,
+    *,
+    objective: DemaskerObjective,
+    mask_id: int,
+    streams: Streams,
+    time: PerSample | None = None,
+) -> Loss:
+    """Algorithm 1: return the loss of robust encoder-demasker training. `time` is drawn if not given."""
+    time = streams.at("time").uniform() if time is None else time  # line 2
+    mask_prob = mask_some_fully(mask_prob_at(time), objective.all_mask_rate, streams.at("all-mask"))
+    given = sample_given(tokens.shape[1], objective.given_rate, streams=streams.at("given"))
+    noisy_tokens, hidden = mask_tokens(  # line 3
+        tokens, mask_prob, mask_id=mask_id, streams=streams.at("mask"), given=given & (mask_prob < 1)[:, None]
+    )
+    encoder_hidden = _encoder_hidden(tokens, objective, streams.at("unseen")) if objective.partial_rate else None
+    registers = encode(tokens, encoder_hidden)  # line 4
+    if objective.noise_prefix_rate:
+        registers = replace_by_noise(
+            registers, rate=objective.noise_prefix_rate, streams=streams.at("noise prefix")
+        )
+    std: float | Tensor = noise_std_for_cosine(objective.register_cosine)
+    if objective.uniform_noise:
+        std = std * streams.at("noise level").uniform(1, 1)
+    noisy_registers = perturb(registers, std=std, streams=streams.at("register noise"))  # line 5
+    prefix_length = sample_visible_registers(registers.shape[1], objective, streams.at("prefix"))
+    logits = demasker(noisy_tokens, noisy_registers, prefix_length=prefix_length, rows=hidden)
+    return demasking_loss(logits, tokens, hidden, mask_prob)  # line 6
+
+
+def sample_visible_registers(num_registers: int, objective: DemaskerObjective, streams: Streams) -> PrefixLength:
+    """Sample k, the number of registers that the demasker sees (App. C; decisions D2 and D14)."""
+    if not objective.nested_dropout:
+        length = torch.full_like(streams.keys, num_registers)
+    elif objective.prefix_lengths:
+        choices = torch.tensor(objective.prefix_lengths, device=streams.keys.device)
+        length = choices[streams.at("length").integers(0, len(choices) - 1)]
+    elif objective.prefix_ends_with_block:
+        length = sample_block_end(num_registers, streams=streams.at("length"))
+    else:
+        length = sample_prefix_length(num_registers, streams=streams.at("length"))
+    empty = streams.at("empty").uniform() < objective.empty_prefix_rate
+    return length.masked_fill(empty, 0)
+
+
+def mask_some_fully(mask_prob: PerSample, rate: float, streams: Streams) -> PerSample:
+    return mask_prob.masked_fill(streams.uniform() < rate, 1.0)
+
+
+def _encoder_hidden(tokens: TokenIds, objective: DemaskerObjective, streams: Streams) -> Positions:
+    """Sample the positions hidden from the encoder: none in most samples, a random share in the others."""
+    chosen = streams.at("chosen").uniform() < objective.partial_rate
+    share = streams.at("share").uniform() * chosen
+    return streams.at("places").uniform(tokens.shape[1]) < share[:, None]

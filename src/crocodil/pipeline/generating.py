@@ -1,0 +1,144 @@
+"""Texts from seeds: the jobs of generation, guided by registers (Algorithms 2 and 3) or not.
+
+Models with and without prompts differ in how they draw registers; everything else about a guided job is here.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+from crocodil.models.demasker import Demasker
+from crocodil.pipeline.batches import Job, SampleBatch, Watch
+from crocodil.pipeline.canvases import NOTHING, Given
+from crocodil.pipeline.drawing import Priors
+from crocodil.pipeline.networks import Networks
+from crocodil.pipeline.settings import Method
+from crocodil.processes.gaussian import OnStep
+from crocodil.sampling import algorithms
+from crocodil.sampling.configs import Decoding, Drawing
+from crocodil.sampling.cost import NO_COST, Cost
+from crocodil.sampling.decode import Engine, decode, settle
+from crocodil.sampling.guidance import Demask, Guided, Unguided
+from crocodil.sampling.state import Canvas, Draw, Samples
+from crocodil.seeding import Streams
+from crocodil.shapes import RegisterBank, TokenIds
+
+FirstDraw: TypeAlias = Callable[[TokenIds, Streams, OnStep], Draw]  # given the canvases
+Redraw: TypeAlias = Callable[[TokenIds, RegisterBank | None, Streams, OnStep], Draw]  # and the registers replaced
+
+
+class Draws(NamedTuple):
+    """How a guided batch gets its registers: at first, and when they are refreshed."""
+
+    first: FirstDraw
+    again: Redraw
+
+
+def generation_job(
+    model: Networks,
+    count: int,
+    *,
+    method: Method | str = Method.CON_WITHIN_DISC,
+    length: int | None = None,
+    seed: int = 0,
+    given: Given | Sequence[Given] = NOTHING,
+    decoding: Decoding | None = None,
+    drawing: Drawing | None = None,
+    **knobs: Any,
+) -> Job:
+    """Return the job of `Crocodil.generate`, which explains the options."""
+    method = Method(method)
+    decoding, drawing = model.settings.sampling(method, decoding, drawing, knobs)
+    if count < 1:
+        raise ValueError(f"at least one text is generated, not {count}")
+    if not isinstance(given, Given) and len(given) != count:
+        raise ValueError(f"{count} texts are generated, and {len(given)} are given")
+    canvas = model.canvas(model.settings.canvas(length), given)
+    if method is Method.BASE:
+        note = "no base of its own: the demasker with an empty prefix" if model.base is None else ""
+        return seed_job(base_sampler(model, decoding), canvas, seed, count, decoding, note=note)
+    draws = draws_from(model.priors, drawing, has_given_text=bool(given))
+    sample = guided_sampler(model.demasker, draws, decoding, drawing, engine=model.engine)
+    return seed_job(sample, canvas, seed, count, decoding, drawing)
+
+
+def seed_job(
+    sample: SampleBatch,
+    canvas: Canvas,
+    seed: int,
+    count: int,
+    decoding: Decoding,
+    drawing: Drawing | None = None,
+    *,
+    note: str = "",
+    numbers: Sequence[int] | None = None,
+) -> Job:
+    """Return the job of `count` samples of a seed, with its calls and diffusion steps counted."""
+    num_calls = decoding.plan(canvas.length).num_calls
+    num_steps = 0
+    if drawing is not None:
+        refreshes = algorithms.calls_at(drawing.refresh_at, num_calls)
+        num_steps = len(refreshes) * drawing.refresh_steps + (0 if 0 in refreshes else drawing.prior_steps)
+    return Job(sample, canvas, ("generate", seed), count, num_calls, num_steps, note, numbers)
+
+
+def base_sampler(model: Networks, decoding: Decoding) -> SampleBatch:
+    """Return plain masked diffusion; without a base of its own, by the demasker with an empty prefix."""
+    demask = Guided(model.demasker) if model.base is None else Unguided(model.base)
+    engine = model.engine
+
+    def sample(numbers: range, canvas: Canvas, streams: Streams, watch: Watch) -> Samples:
+        canvas, spent = _settled(demask, canvas, decoding, streams)
+        return decode(demask, canvas, decoding, streams=streams, spent=spent, on_call=watch.on_call, engine=engine)
+
+    return sample
+
+
+def guided_sampler(
+    demasker: Demasker,
+    draws: Draws,
+    decoding: Decoding,
+    drawing: Drawing,
+    *,
+    engine: Engine,
+    spent: Cost = NO_COST,
+) -> SampleBatch:
+    """Return Algorithm 3; without refreshes it is Algorithm 2. `spent` is what each batch has cost before."""
+    demask = Guided(demasker, drawing.num_registers)
+
+    def sample(numbers: range, canvas: Canvas, streams: Streams, watch: Watch) -> Samples:
+        canvas, cost = _settled(demask, canvas, decoding, streams)
+        samples = algorithms.con_within_disc(
+            lambda streams: draws.first(canvas.tokens, streams, watch.on_step),
+            lambda tokens, registers, streams: draws.again(tokens, registers, streams, watch.on_step),
+            demask,
+            canvas,
+            decoding,
+            streams=streams,
+            refresh_at=drawing.refresh_at,
+            spent=spent + cost,
+            on_call=watch.on_call,
+            engine=engine,
+        )
+        return samples.with_registers(drawing.num_registers)
+
+    return sample
+
+
+def draws_from(priors: Priors, drawing: Drawing, *, has_given_text: bool) -> Draws:
+    """Return draws from the priors. With given text, the first registers are drawn given it (decision D24)."""
+
+    def first(tokens: TokenIds, streams: Streams, on_step: OnStep) -> Draw:
+        if has_given_text:
+            return priors.draw_given(tokens, streams, drawing, num_steps=drawing.prior_steps, on_step=on_step)
+        return priors.draw(streams, drawing, length=tokens.shape[1], on_step=on_step)
+
+    def again(tokens: TokenIds, registers: RegisterBank | None, streams: Streams, on_step: OnStep) -> Draw:
+        steps = drawing.refresh_steps
+        return priors.draw_given(tokens, streams, drawing, num_steps=steps, replaced=registers, on_step=on_step)
+
+    return Draws(first, again)
+
+
+def _settled(demask: Demask, canvas: Canvas, decoding: Decoding, streams: Streams) -> tuple[Canvas, Cost]:
+    """Fill the positions where given text was healed."""
+    return (canvas, NO_COST) if canvas.allowed is None else settle(demask, canvas, decoding, streams=streams)
