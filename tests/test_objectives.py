@@ -17,6 +17,7 @@ from crocodil.objectives import (
     prior_loss,
     sample_visible_registers,
 )
+from crocodil.objectives.drafts import draft_tokens
 from crocodil.processes.gaussian import shifted_time
 from crocodil.seeding import generator_for
 
@@ -34,6 +35,9 @@ def losses():
         "base": lambda tokens, streams: base_loss(base, tokens, mask_id=MASK, streams=streams),
         "Algorithm 1": lambda tokens, streams: guided_loss(
             encode, demasker, tokens, objective=DemaskerObjective(), mask_id=MASK, streams=streams
+        ),
+        "Algorithm 1 with drafts": lambda tokens, streams: guided_loss(
+            encode, demasker, tokens, objective=DemaskerObjective(draft_rate=1.0), mask_id=MASK, streams=streams
         ),
         "Algorithm 4": lambda tokens, streams: conditional_prior_loss(
             conditional, encode, tokens, encoder(tokens),
@@ -278,3 +282,20 @@ def test_half_of_the_samples_see_what_the_denoiser_guessed_without_a_guess():
     assert (second[:4] != 0).all()
     assert (second[4:] == 0).all()
     assert not second.requires_grad
+
+
+def test_a_draft_has_proposals_of_the_demasker_which_saw_them_masked():
+    tokens, hidden = tiny.programs(50, 20) % 7, tiny.streams(50, "hidden").uniform(20) < 0.3
+    noisy = tokens.masked_fill(hidden, MASK)
+
+    def certain_of_eight(seen, rows):
+        assert torch.equal(seen == MASK, hidden | rows)
+        assert not (hidden & rows).any()
+        return 100.0 * torch.nn.functional.one_hot(torch.full((int(rows.sum()),), 8), tiny.VOCAB)
+
+    draft = draft_tokens(certain_of_eight, noisy, hidden, mask_id=MASK, streams=tiny.streams(50))
+    drafted = draft != noisy
+    assert (draft[drafted] == 8).all()
+    share = drafted.sum(dim=1) / (~hidden).sum(dim=1)
+    assert share.mean().item() == pytest.approx(0.5, abs=0.1)  # uniform over samples,
+    assert share.std().item() == pytest.approx(12**-0.5, abs=0.07)  # and the same within one

@@ -91,3 +91,24 @@ def test_the_base_predicts_hidden_tokens_from_their_context():
     hidden[:, 3::4] = True
     found = base(PROGRAMS.masked_fill(hidden, MASK), rows=hidden).argmax(dim=1)
     assert (found == PROGRAMS[hidden]).float().mean() > 0.9
+
+
+@pytest.mark.parametrize(("draft_rate", "lowest", "highest"), [(0.0, 0.0, 0.2), (1.0, 0.25, 1.0)])
+def test_only_a_demasker_that_saw_drafts_believes_visible_tokens(draft_rate, lowest, highest):
+    """Eight tokens are equally likely everywhere: without drafts a visible one is as good as any."""
+    demasker, no_registers = tiny.demasker(), torch.zeros(32, 0, tiny.REGISTER_WIDTH)
+
+    def texts(streams):
+        return streams.at("text").uniform(6).mul(8).long()
+
+    objective = DemaskerObjective(draft_rate=draft_rate)
+    tiny.overfit(
+        lambda streams: guided_loss(
+            lambda *_: no_registers, demasker, texts(streams), objective=objective, mask_id=MASK, streams=streams
+        ),
+        demasker, steps=40, count=32,
+    )  # fmt: skip
+    shown = texts(tiny.streams(32, "shown"))
+    with torch.no_grad():
+        probs = demasker(shown, no_registers).softmax(dim=2)
+    assert lowest < probs.gather(2, shown[..., None]).mean().item() < highest

@@ -114,6 +114,15 @@ def test_the_loss_counts_hidden_positions_only_and_divides_by_all():
     assert torch.allclose(demasking_loss(logits, tokens, hidden, torch.tensor([0.5, 0.25])), expected)
 
 
+def test_a_visible_token_that_is_read_has_weight_one():
+    tokens, hidden = torch.tensor([[3, 1, 4]]), torch.tensor([[True, False, False]])
+    logits = torch.randn(2, 5, generator=torch.Generator().manual_seed(0))
+    log_prob = logits.log_softmax(dim=1)
+    read = torch.tensor([[True, True, False]])
+    expected = -(log_prob[0, 3] / 0.25 + log_prob[1, 1]) / 3
+    assert torch.allclose(demasking_loss(logits, tokens, hidden, torch.tensor([0.25]), read=read), expected)
+
+
 # ---------------------------------------------------------------- proposals
 
 

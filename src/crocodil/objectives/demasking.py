@@ -9,6 +9,7 @@ from torch import Tensor
 
 from crocodil.models.demasker import Demasker
 from crocodil.models.llada import LLaDA
+from crocodil.objectives.drafts import draft_tokens
 from crocodil.processes.masking import demasking_loss, mask_prob_at, mask_tokens, sample_given
 from crocodil.processes.registers import (
     noise_std_for_cosine,
@@ -39,6 +40,7 @@ class DemaskerObjective:
     noise_prefix_rate: Share = 0.0  # how often the registers are replaced by noise (decision D41)
     given_rate: Share = 0.1  # how often a prefix, suffix or both are given (decision D24); 0 in the paper
     partial_rate: Share = 0.0  # how often the encoder sees only part of the text, as in a condition (D30)
+    draft_rate: Share = 0.0  # share of a batch where the demasker corrects its own proposals (decision D62)
 
 
 def base_loss(
@@ -78,8 +80,21 @@ def guided_loss(
         std = std * streams.at("noise level").uniform(1, 1)
     noisy_registers = perturb(registers, std=std, streams=streams.at("register noise"))  # line 5
     prefix_length = sample_visible_registers(registers.shape[1], objective, streams.at("prefix"))
-    logits = demasker(noisy_tokens, noisy_registers, prefix_length=prefix_length, rows=hidden)
-    return demasking_loss(logits, tokens, hidden, mask_prob)  # line 6
+    read, num_drafts = hidden, round(objective.draft_rate * len(tokens))
+    if num_drafts:
+        drafts = draft_tokens(
+            lambda noisy, rows: demasker(
+                noisy, noisy_registers[:num_drafts], prefix_length=prefix_length[:num_drafts], rows=rows
+            ),
+            noisy_tokens[:num_drafts],
+            hidden[:num_drafts],
+            mask_id=mask_id,
+            streams=Streams(streams.keys[:num_drafts]).at("draft"),
+        )
+        noisy_tokens = torch.cat([drafts, noisy_tokens[num_drafts:]])
+        read = hidden | (torch.arange(len(hidden), device=hidden.device) < num_drafts)[:, None]
+    logits = demasker(noisy_tokens, noisy_registers, prefix_length=prefix_length, rows=read)
+    return demasking_loss(logits, tokens, hidden, mask_prob, read=read)  # line 6
 
 
 def sample_visible_registers(num_registers: int, objective: DemaskerObjective, streams: Streams) -> PrefixLength:

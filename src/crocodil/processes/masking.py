@@ -96,12 +96,19 @@ def reverse_step(
 
 
 def demasking_loss(
-    row_logits: RowLogits, tokens: TokenIds, hidden: Positions, mask_prob: PerSample
+    row_logits: RowLogits,
+    tokens: TokenIds,
+    hidden: Positions,
+    mask_prob: PerSample,
+    *,
+    read: Positions | None = None,
 ) -> Float[Tensor, ""]:
     """Eq. 5: cross-entropy at the hidden positions, weighted by 1 / mask_prob (decision D1).
 
-    `row_logits` are the demasker's logits at `hidden`, in the order of `tokens[hidden]`.
+    `row_logits` are the demasker's logits at `hidden`, in the order of `tokens[hidden]`; or at `read`, which has
+    visible positions too. A visible token has weight 1 (decision D62).
     """
-    losses = F.cross_entropy(row_logits.float(), tokens[hidden], reduction="none")
-    weights = (1 / mask_prob)[:, None].expand_as(tokens)[hidden]
+    read = hidden if read is None else read
+    losses = F.cross_entropy(row_logits.float(), tokens[read], reduction="none")
+    weights = (1 / mask_prob)[:, None].where(hidden, 1)[read]
     return (weights * losses).sum() / tokens.numel()

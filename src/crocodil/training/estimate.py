@@ -112,7 +112,7 @@ def step_flops(run: Run) -> dict[str, float]:
         "guided": [
             guided_flops(
                 run.demasker, run.encoder, length=length, all_mask_rate=run.guided_objective.all_mask_rate,
-                adapted=run.lora is not None,
+                adapted=run.lora is not None, draft_rate=run.guided_objective.draft_rate,
             )
             for length in run.lengths
         ],

@@ -150,6 +150,7 @@ class GuidedStage:
             length=length,
             all_mask_rate=self.objective.all_mask_rate,
             adapted=adapted,
+            draft_rate=self.objective.draft_rate,
         )
         return Work(length, flops)
 

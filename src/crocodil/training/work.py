@@ -70,13 +70,20 @@ def guided_flops(
     length: int,
     all_mask_rate: float,
     adapted: bool = False,
+    draft_rate: float = 0.0,
 ) -> float:
-    """Algorithm 1: the demasker reads START, registers, END and text; the encoder reads text and registers."""
+    """Algorithm 1: the demasker reads START, registers, END and text; the encoder reads text and registers.
+
+    Drafts take a second pass without gradients, at half of the visible tokens, and all rows are read in the first.
+    """
     positions = length + demasker.num_registers + 2
     hidden = all_mask_rate + (1 - all_mask_rate) / 2
-    demasking = demasker_flops(demasker.backbone, positions=positions, rows=hidden * length)
+    read = hidden + draft_rate * (1 - hidden)
+    demasking = demasker_flops(demasker.backbone, positions=positions, rows=read * length)
+    drafting = demasker_flops(demasker.backbone, positions=positions, rows=(1 - hidden) / 2 * length)
     encoding = encoder_flops(encoder, positions=length + encoder.num_registers)
-    return (PASSED_THROUGH if adapted else TRAINED) * demasking + TRAINED * encoding
+    trained = (PASSED_THROUGH if adapted else TRAINED) * demasking + TRAINED * encoding
+    return trained + draft_rate * FROZEN * drafting
 
 
 def prior_flops(config: RegisterDenoiserConfig) -> float:

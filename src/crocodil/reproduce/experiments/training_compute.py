@@ -74,6 +74,7 @@ def stage_flops(pipe: Crocodil, record: Row) -> dict[str, float | None]:
             length=length,
             all_mask_rate=guided["all_mask_rate"],
             adapted=record.get("lora") is not None,
+            draft_rate=guided["draft_rate"],
         ),
         "prior": None if pipe.prior is None else _of_prior(pipe),
         "conditional": None if pipe.conditional is None else _of_conditional(pipe, record, prior["bare_rate"]),

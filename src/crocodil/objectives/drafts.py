@@ -1,0 +1,34 @@
+"""Drafts: visible tokens that the demasker proposed itself, so that it learns to correct them (decision D62)."""
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+import torch
+
+from crocodil.processes.categorical import propose_tokens
+from crocodil.seeding import Streams
+from crocodil.shapes import Positions, RowLogits, TokenIds
+
+DemaskRows: TypeAlias = Callable[[TokenIds, Positions], RowLogits]  # (noisy tokens, rows) -> logits at these rows
+
+
+@torch.no_grad()
+def draft_tokens(
+    demask: DemaskRows, noisy_tokens: TokenIds, hidden: Positions, *, mask_id: int, streams: Streams
+) -> TokenIds:
+    """Replace a random share of the visible tokens by proposals of the demasker, which sees them masked.
+
+    Tokens that are revealed together do not see each other, so some proposals contradict others: these are the
+    errors of decoding in few calls. Compare Savinov et al., 2022, "Step-unrolled denoising autoencoders"
+    (arXiv:2112.06749).
+    """
+    share = streams.at("share").uniform()[:, None]
+    drafted = ~hidden & (streams.at("places").uniform(hidden.shape[1]) < share)
+    sample, position = drafted.nonzero(as_tuple=True)
+    proposed, _ = propose_tokens(
+        demask(noisy_tokens.masked_fill(drafted, mask_id), drafted),
+        mask_id=mask_id,
+        temperature=1.0,
+        streams=streams.at("token")[sample].at(position),
+    )
+    return noisy_tokens.masked_scatter(drafted, proposed)
