@@ -146,5 +146,12 @@ def test_ranks_share_a_batch_without_gap_or_overlap():
     assert [index for share in shares for index in share] == list(indices)
     assert {len(share) for share in shares} == {4}
     config = LoopConfig(num_steps=1, batch_size=6, learning_rate=1.0, num_accumulated=2)
+    assert list(config.micro_batches(Ranks())) == [range(3), range(3, 6)]
     with pytest.raises(ValueError, match="2 ranks do not divide a micro-batch of 3"):
         list(config.micro_batches(Ranks(0, 2)))
+
+
+def test_short_texts_take_fewer_micro_batches_than_the_longest():
+    config = LoopConfig(num_steps=1, batch_size=24, learning_rate=1.0, num_accumulated=6)
+    sizes = {share: [len(part) for part in config.micro_batches(Ranks(1, 2), share)] for share in (0.2, 0.6, 1.0)}
+    assert sizes == {0.2: [6, 6], 0.6: [3, 3, 3, 3], 1.0: [2] * 6}

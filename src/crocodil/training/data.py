@@ -60,6 +60,10 @@ class Data:
         """Return which of the lengths a step uses."""
         return step % len(self.train)
 
+    def length_share(self, step: int) -> float:
+        """Return the length of a step's programs as a share of the longest."""
+        return self.train[self.turn(step)].length / max(programs.length for programs in self.train)
+
     def program_ids(self, step: int, indices: range) -> np.ndarray:
         """Return which programs of the step's length are in its batch."""
         first = step // len(self.train) * self.batch_size

@@ -102,6 +102,9 @@ class DistilledStage:
     def work(self) -> Work:
         return self.data.mean_work(self._work_at)
 
+    def length_share(self, step: int) -> float:
+        return self.data.length_share(step)
+
     def _work_at(self, length: int) -> Work:
         flops = distilled_flops(
             {name: teacher.denoiser.config for name, teacher in self.teachers.items()},

@@ -35,7 +35,7 @@ class LoopConfig:
     num_steps: Amount
     batch_size: Count
     learning_rate: Positive
-    num_accumulated: Count = 1  # micro-batches per step
+    num_accumulated: Count = 1  # micro-batches per step; shorter texts than the longest take fewer
     warmup_steps: Amount = 0
     decay_share: Share = 1.0  # share of the steps, at the end, over which the learning rate decays to 0
     optimiser: Literal["adamw", "muon"] = "adamw"  # muon: for the matrices of repeated blocks, AdamW for the rest
@@ -67,11 +67,18 @@ class LoopConfig:
             rate *= 0.5 * (1 + math.cos(math.pi * into_decay / decay_steps))
         return rate
 
-    def micro_batches(self, ranks: Ranks) -> Iterator[range]:
-        """Yield this rank's indices within the step's batch, one micro-batch at a time."""
-        size = self.batch_size // self.num_accumulated
-        if size % ranks.count:
-            raise ValueError(f"{ranks.count} ranks do not divide a micro-batch of {size}")
+    def micro_batches(self, ranks: Ranks, length_share: float = 1.0) -> Iterator[range]:
+        """Yield this rank's indices within the step's batch, one micro-batch at a time.
+
+        `length_share` is the length of the step's texts as a share of the longest: short texts fit memory in fewer
+        micro-batches, and each takes the host as long to start as one of long texts.
+        """
+        smallest = self.batch_size // self.num_accumulated
+        if smallest % ranks.count:
+            raise ValueError(f"{ranks.count} ranks do not divide a micro-batch of {smallest}")
+        counts = range(math.ceil(length_share * self.num_accumulated), self.num_accumulated + 1)
+        count = next(number for number in counts if self.batch_size % (number * ranks.count) == 0)
+        size = self.batch_size // count
         yield from (ranks.share(range(start, start + size)) for start in range(0, self.batch_size, size))
 
 
@@ -102,6 +109,10 @@ class Stage(Protocol):
         ...
 
     def work(self) -> Work: ...
+
+    def length_share(self, step: int) -> float:
+        """Return the length of the step's texts as a share of the longest."""
+        ...
 
     def loss(self, step: int, indices: range) -> Tensor | dict[str, Tensor]:
         """Return the loss, or the parts that it is the sum of, by name; each part is logged."""
@@ -299,14 +310,15 @@ def _backward(stage: Stage, state: TrainState, config: LoopConfig) -> dict[str, 
     """Compute the gradients of all micro-batches; return this rank's loss by name, and its parts if it has any."""
     device = state.device
     totals = defaultdict[str, Tensor](partial(torch.zeros, (), device=device))
-    for indices in config.micro_batches(state.ranks):
+    micro_batches = list(config.micro_batches(state.ranks, stage.length_share(state.step)))
+    for indices in micro_batches:
         with torch.autocast(device.type, dtype=torch.bfloat16, enabled=config.bf16):
             losses = stage.loss(state.step, indices)
             parts = losses if isinstance(losses, dict) else {"loss": losses}
             loss = torch.stack(list(parts.values())).sum()
-        (loss / config.num_accumulated).backward()
+        (loss / len(micro_batches)).backward()
         for name, value in {**parts, "loss": loss}.items():
-            totals[name] += value.detach() / config.num_accumulated
+            totals[name] += value.detach() / len(micro_batches)
     return totals
 
 

@@ -166,6 +166,9 @@ class PromptedStage:
     def compile(self) -> None:
         compile_each(self.repeated_blocks())
 
+    def length_share(self, step: int) -> float:
+        return 1.0  # all canvases have one length
+
     def work(self) -> Work:
         flops = prompted_flops(
             self.denoiser.config,

@@ -74,6 +74,9 @@ class BaseStage:
     def work(self) -> Work:
         return self.data.mean_work(self._work_at)
 
+    def length_share(self, step: int) -> float:
+        return self.data.length_share(step)
+
     def _work_at(self, length: int) -> Work:
         teacher_layers = 0 if self.alignment is None else self.alignment.layers[-1] + 1
         return Work(length, base_flops(self.demasker.config, length=length, teacher_layers=teacher_layers))
@@ -141,6 +144,9 @@ class GuidedStage:
 
     def work(self) -> Work:
         return self.data.mean_work(self._work_at)
+
+    def length_share(self, step: int) -> float:
+        return self.data.length_share(step)
 
     def _work_at(self, length: int) -> Work:
         adapted = len(self.groups()["demasker"]) < len(list(self.demasker.backbone.parameters()))
@@ -222,6 +228,9 @@ class PriorStage:
     def work(self) -> Work:
         return Work(self.denoiser.config.num_registers, prior_flops(self.denoiser.config))
 
+    def length_share(self, step: int) -> float:
+        return 1.0  # registers are as many for every text
+
     def loss(self, step: int, indices: range) -> Tensor:
         program_ids = self.data.program_ids(step, indices)
         registers = self.registers[self.data.turn(step)].batch(program_ids, self.data.device)
@@ -272,6 +281,9 @@ class ConditionalPriorStage:
 
     def work(self) -> Work:
         return self.data.mean_work(self._work_at)
+
+    def length_share(self, step: int) -> float:
+        return self.data.length_share(step)
 
     def _work_at(self, length: int) -> Work:
         flops = conditional_flops(
