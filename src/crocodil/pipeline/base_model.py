@@ -132,7 +132,7 @@ class Base:
         A prompt is a text or its token ids; with `chat`, the message of a user or a list of messages. Answers do
         not repeat the prompt. `on_call` is called after every call of the network with a `Snapshot` of the batch.
         """
-        request = self._request(prompts, length, chat, decoding, knobs)
+        request = self._request(prompts, length=length, chat=chat, decoding=decoding, **knobs)
         batches = list(self._answers(request, seed, batch_size, on_call, show_progress))
         numbers = [number for batch in batches for number in batch.numbers]
         samples = joined([batch.samples for batch in batches])
@@ -155,16 +155,13 @@ class Base:
         self,
         prompts: Prompts,
         *,
-        length: int | None = None,
-        chat: bool = False,
         seed: int = 0,
-        decoding: Decoding | None = None,
         batch_size: int | None = None,
         on_call: OnSnapshot | None = None,
         show_progress: bool = True,
-        **knobs: Any,
+        **options: Any,
     ) -> Iterator[tuple[list[int], Generation]]:
-        request = self._request(prompts, length, chat, decoding, knobs)  # a mistake is raised at once
+        request = self._request(prompts, **options)  # a mistake is raised at once
         batches = self._answers(request, seed, batch_size, on_call, show_progress)
         return ((batch.numbers, self._generation(batch.samples, batch.seconds)) for batch in batches)
 
@@ -213,10 +210,11 @@ class Base:
     def _request(
         self,
         prompts: Prompts,
-        length: int | None,
-        chat: bool,
-        decoding: Decoding | None,
-        knobs: dict[str, Any],
+        *,
+        length: int | None = None,
+        chat: bool = False,
+        decoding: Decoding | None = None,
+        **knobs: Any,
     ) -> Request:
         given = _as_list(prompts)
         if not given:
