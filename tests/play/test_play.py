@@ -306,9 +306,8 @@ def test_a_closed_connection_stops_its_run(client):
 
 
 def test_the_exported_page_holds_its_runs(pipe, tmp_path):
-    pytest.importorskip("uvicorn", reason="the extra [play] is not installed")
     from crocodil.play.export import export, recorded_requests
-    from crocodil.play.server import about
+    from crocodil.play.static_page import about
 
     shorter = about(pipe, "tiny")
     for values in shorter["defaults"].values():
@@ -328,9 +327,8 @@ def test_the_exported_page_holds_its_runs(pipe, tmp_path):
 
 
 def test_the_numbers_of_the_docs_are_those_of_the_code_and_of_the_measured_row(pipe):
-    pytest.importorskip("starlette", reason="the extra [play] is not installed")
     from crocodil.play.export import recorded_requests
-    from crocodil.play.server import about
+    from crocodil.play.static_page import about
 
     words = " ".join((ROOT / "docs" / "play.md").read_text().split())
     row = json.loads((ROOT / "benchmarks" / "rows" / "play-cpu.jsonl").read_text())

@@ -270,7 +270,7 @@ def test_axe_finds_no_fault_of_accessibility(browser, client, scheme):
 
 def test_the_exported_page_plays_its_runs_from_disk(browser, pipe, tmp_path):
     from crocodil.play.export import export
-    from crocodil.play.server import about
+    from crocodil.play.static_page import about
 
     known = about(pipe, "tiny")
     for values in known["defaults"].values():
