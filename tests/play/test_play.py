@@ -152,7 +152,9 @@ def test_complete_keeps_special_tokens_and_markup_as_text(pipe):
 
 def test_autoencode_and_interpolate_tell_registers_errors_and_cuts(pipe):
     events = asked(pipe, "autoencode", text=TEXT * 3, registers=2, calls=2)
-    assert "characters are lost" in of_kind(events, "note")[0]["text"]
+    (note,) = of_kind(events, "note")
+    assert "characters are lost" in note["text"]
+    assert note["kept"] == len(pipe.fitting(TEXT * 3)[0])
     (registers,) = of_kind(events, "registers")
     assert (len(registers["values"]), registers["used"]) == (6, 2)
     assert of_kind(events, "text")[0]["cer"] > 0

@@ -113,6 +113,7 @@ def shown(text: str) -> str:
 
 def test_generate_shows_the_methods_side_by_side_call_by_call(page, pipe):
     page.fill("generate", seed=5, length=32, calls=6)
+    assert not page.tab.locator("#generate-call").is_visible()
     page.run("generate")
     for text, method in zip(page.texts("generate"), Method, strict=True):
         assert shown(text) == pipe.generate(1, method=method, seed=5, length=32, calls=6).texts[0]
@@ -131,13 +132,19 @@ def test_generate_shows_the_methods_side_by_side_call_by_call(page, pipe):
     assert page.tab.locator("#view-generate pre span").first.get_attribute("title") == "position 1: hidden"
 
 
-def test_complete_shows_markup_and_special_tokens_as_text(page):
+def test_complete_shows_markup_and_special_tokens_as_text_and_says_when_it_ends_early(page):
     harmful = "<img src=x onerror=alert(1)>\n<|mask|>"
     page.view("complete")
-    page.fill("complete", prefix=harmful, length=48, calls=2)
+    page.fill("complete", prefix=harmful, length=48, calls=40)
     page.run("complete")
     assert page.texts("complete")[0].startswith(harmful)
     assert page.tab.locator("main img").count() == 0
+    cost = page.tab.locator("#view-complete .cost").text_content()
+    ended = re.match(r"ended after (\d+) of 40 calls, as nothing was hidden any more: NFE", cost)
+    assert ended, cost
+    assert page.tab.locator("#complete-call").get_attribute("aria-valuetext") == "call {0} of {0}".format(ended[1])
+    page.slide("complete-call", "ArrowLeft")
+    assert page.tab.locator("#view-complete .cost").text_content().startswith(f"call {int(ended[1]) - 1} of 40: ")
 
 
 def test_autoencode_goes_from_coarse_to_fine_and_marks_the_difference(page, pipe):
@@ -153,6 +160,10 @@ def test_autoencode_goes_from_coarse_to_fine_and_marks_the_difference(page, pipe
     added = page.tab.locator("#view-autoencode pre ins, #view-autoencode pre > span").all_text_contents()
     expected = pipe.autoencode([TEXT], num_registers=4, calls=2).texts[0]
     assert "".join(added).replace("↵", "") == expected
+    page.fill("autoencode", text=TEXT * 3)  # is cut
+    page.run("autoencode")
+    given = page.tab.locator("#view-autoencode pre del, #view-autoencode pre > span").all_text_contents()
+    assert "".join(given).replace("↵", "") == pipe.fitting(TEXT * 3)[0]
 
 
 def test_interpolate_moves_from_the_first_text_to_the_second(page, pipe):
