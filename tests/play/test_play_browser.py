@@ -14,10 +14,12 @@ from tiny_play import TEXT, Client, serving, tiny_pipe
 
 from crocodil import Crocodil, Method
 
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+if CHROMIUM is None:
+    pytest.skip("there is no Chromium on this machine", allow_module_level=True)
 pytest.importorskip("uvicorn", reason="the extra [play] is not installed")
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: make browser")
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 AXE = os.environ.get("AXE_CORE", "")  # axe.min.js
 PICTURES = os.environ.get("PLAY_PICTURES", "")
 FLAGS = [
@@ -31,10 +33,7 @@ FLAGS = [
     "--disable-sync",
 ]
 
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on this machine"),
-]
+pytestmark = pytest.mark.browser
 VIEWS = ("generate", "complete", "autoencode", "interpolate", "steer")
 
 
