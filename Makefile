@@ -15,9 +15,17 @@ test: venv $(if $(CHROMIUM),.venv/browser-ready)  ## style, types and every test
 	$(MAKE) --no-print-directory --jobs=2 --output-sync=target \
 		unit-files unit-folders $(if $(CHROMIUM),browser) format types
 
-docs: .venv/docs-ready  ## the documentation site in site/; a broken link or a missing page is an error
+RECORDED := build/recorded/playground
+
+docs: .venv/docs-ready $(RECORDED)/index.html  ## the documentation site in site/; a broken link is an error
 	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet --builder html docs site
 	@echo "open site/index.html"
+
+# The runs of the built-in model that the site shows: some minutes, once.
+$(RECORDED)/index.html: $(wildcard src/crocodil/play/*.py src/crocodil/play/page/*) | .venv/ready
+	rm -rf $(RECORDED)
+	mkdir -p $(dir $(RECORDED))
+	$(BIN)/crocodil play --export $(RECORDED)
 
 .venv/docs-ready: .venv/ready
 	$(PIP) --editable '.[docs]'
