@@ -8,12 +8,24 @@ BIN := .venv/bin
 demo: venv  ## three programs from the built-in model, and one that it autoencodes
 	$(BIN)/python examples/demo.py
 
-test: venv  ## style, types and every test that needs no accelerator
-	$(MAKE) --no-print-directory --jobs=2 --output-sync=target unit-files unit-folders format types
+# The playground is tested in Chromium where there is one; .ci/run tries to install it.
+CHROMIUM := $(firstword $(foreach name,chromium chromium-browser google-chrome,$(shell command -v $(name))))
 
-docs: .venv/docs-ready  ## the documentation site in site/; a broken link or a missing page is an error
+test: venv $(if $(CHROMIUM),.venv/browser-ready)  ## style, types and every test that needs no accelerator
+	$(MAKE) --no-print-directory --jobs=2 --output-sync=target \
+		unit-files unit-folders $(if $(CHROMIUM),browser) format types
+
+RECORDED := build/recorded/playground
+
+docs: .venv/docs-ready $(RECORDED)/index.html  ## the documentation site in site/; a broken link is an error
 	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet --builder html docs site
 	@echo "open site/index.html"
+
+# The runs of the built-in model that the site shows: some minutes, once.
+$(RECORDED)/index.html: $(wildcard src/crocodil/play/*.py src/crocodil/play/page/*) | .venv/ready
+	rm -rf $(RECORDED)
+	mkdir -p $(dir $(RECORDED))
+	$(BIN)/crocodil play --export $(RECORDED)
 
 .venv/docs-ready: .venv/ready
 	$(PIP) --editable '.[docs]'
@@ -23,12 +35,13 @@ AXE := .venv/axe/package/axe.min.js
 PICTURES ?=
 
 browser: .venv/browser-ready  ## the playground in Chromium, which must be installed; PICTURES=docs/assets draws those of the docs
-	AXE_CORE=$(AXE) PLAY_PICTURES=$(PICTURES) $(BIN)/python -m pytest -m browser -p no:cacheprovider tests/play/test_play_browser.py
+	$(if $(PICTURES),,OMP_NUM_THREADS=1) AXE_CORE=$(AXE) PLAY_PICTURES=$(PICTURES) \
+		$(BIN)/python -m pytest -m browser -p no:cacheprovider -rs tests/play/test_play_browser.py
 
 .venv/browser-ready: .venv/ready
 	$(PIP) playwright
 	mkdir -p .venv/axe
-	-cd .venv/axe && npm pack --silent axe-core@4.14.0 && tar xzf axe-core-4.14.0.tgz package/axe.min.js
+	-cd .venv/axe && npm pack --silent --fetch-retries=1 --fetch-timeout=30000 axe-core@4.14.0 && tar xzf axe-core-4.14.0.tgz package/axe.min.js
 	touch $@
 
 SEED ?= 0
@@ -50,7 +63,8 @@ types: venv
 unit: unit-folders unit-files
 
 # In two processes of one thread each: three quarters of the time that one with two takes.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not gpu and not slow" -p no:cacheprovider
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -p no:cacheprovider -rs \
+	-m "not gpu and not slow$(if $(CHROMIUM), and not browser)"
 
 unit-folders: venv
 	$(PYTEST) $(wildcard tests/*/)

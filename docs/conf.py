@@ -18,6 +18,7 @@ import crocodil
 
 DOCS = Path(__file__).parent.resolve()
 SOURCE = Path(crocodil.__file__).parent
+RECORDED = DOCS.parent / "build" / "recorded"  # what `make docs` records goes to the root of the site
 LINK = r"(?<!!)\[([^\]]+)\]\(([^)#\s]+)(?:#[^)]*)?\)"
 CONTENTS = {  # of the pages that have others below them
     "index": [
@@ -50,6 +51,7 @@ suppress_warnings = ["ref.python"]  # a name in a signature may have two homes
 html_theme = "furo"  # no fonts or scripts from other hosts; search works from a local file
 html_title = f"crocodil {release}"
 html_copy_source = False
+html_extra_path = [str(RECORDED)] if RECORDED.is_dir() else []
 
 
 def modules_of(package: str) -> list[str]:
@@ -83,6 +85,8 @@ def fill_page(app: object, page: str, text: list[str]) -> None:
         )
 
     text[0] = re.sub(r"^::: ([\w.]+)$", documented, text[0], flags=re.MULTILINE)
+    if RECORDED.is_dir():
+        text[0] = re.sub(r"`site/(playground/index\.html)`", r'<a href="\1">recorded runs</a>', text[0])
     text[0] = re.sub(LINK, partial(link_outside, (DOCS / page).parent), text[0])
     if page in CONTENTS:
         text[0] += "\n\n```{toctree}\n:hidden:\n:glob:\n\n" + "\n".join(CONTENTS[page]) + "\n```\n"

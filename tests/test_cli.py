@@ -82,6 +82,20 @@ def test_a_mistake_is_one_line_that_names_it(capsys, monkeypatch, arguments, mes
     assert "Value error" not in message_line
 
 
+@pytest.mark.parametrize(
+    ("arguments", "package", "extra"),
+    [
+        (["corpus", "build", "--preset", "files", "--out", "out"], "rensa", "data"),
+        (["play"], "starlette", "play"),
+        (["reproduce", "all"], "faiss", "eval"),
+    ],
+)
+def test_a_command_says_at_once_which_extra_it_lacks(capsys, monkeypatch, arguments, package, extra):
+    monkeypatch.setitem(sys.modules, package, None)
+    answer = failure(capsys, monkeypatch, *arguments)
+    assert answer == (1, f"crocodil: {package} not installed: pip install 'crocodil[{extra}]'\n")
+
+
 WITHOUT_TORCH = [
     ["--version"],
     ["--help"],

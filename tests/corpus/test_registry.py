@@ -4,7 +4,7 @@ import pytest
 from wheels import make_wheel, program
 
 from crocodil.corpus.registry import Pin, RegistryError, fetch, lock, read_manifest, read_names, without_pin
-from crocodil.corpus.selection import family
+from crocodil.corpus.splits import family
 from crocodil.presets import corpora
 
 

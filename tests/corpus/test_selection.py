@@ -7,8 +7,9 @@ from wheels import program
 from crocodil.corpus.documents import Document
 from crocodil.corpus.harvest import INDEX_FILE, Index
 from crocodil.corpus.recipe import Recipe
-from crocodil.corpus.selection import SPLITS, _draw, catalogue, family, near_duplicates, nearly_known, select
+from crocodil.corpus.selection import _draw, catalogue, near_duplicates, nearly_known, select
 from crocodil.corpus.sources import Files
+from crocodil.corpus.splits import SPLITS, family
 
 
 def catalogued(tmp_path, *units):

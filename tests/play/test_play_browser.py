@@ -14,10 +14,12 @@ from tiny_play import TEXT, Client, serving, tiny_pipe
 
 from crocodil import Crocodil, Method
 
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+if CHROMIUM is None:
+    pytest.skip("there is no Chromium on this machine", allow_module_level=True)
 pytest.importorskip("uvicorn", reason="the extra [play] is not installed")
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: make browser")
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 AXE = os.environ.get("AXE_CORE", "")  # axe.min.js
 PICTURES = os.environ.get("PLAY_PICTURES", "")
 FLAGS = [
@@ -31,10 +33,7 @@ FLAGS = [
     "--disable-sync",
 ]
 
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on this machine"),
-]
+pytestmark = pytest.mark.browser
 VIEWS = ("generate", "complete", "autoencode", "interpolate", "steer")
 
 
@@ -113,6 +112,7 @@ def shown(text: str) -> str:
 
 def test_generate_shows_the_methods_side_by_side_call_by_call(page, pipe):
     page.fill("generate", seed=5, length=32, calls=6)
+    assert not page.tab.locator("#generate-call").is_visible()
     page.run("generate")
     for text, method in zip(page.texts("generate"), Method, strict=True):
         assert shown(text) == pipe.generate(1, method=method, seed=5, length=32, calls=6).texts[0]
@@ -131,13 +131,19 @@ def test_generate_shows_the_methods_side_by_side_call_by_call(page, pipe):
     assert page.tab.locator("#view-generate pre span").first.get_attribute("title") == "position 1: hidden"
 
 
-def test_complete_shows_markup_and_special_tokens_as_text(page):
+def test_complete_shows_markup_and_special_tokens_as_text_and_says_when_it_ends_early(page):
     harmful = "<img src=x onerror=alert(1)>\n<|mask|>"
     page.view("complete")
-    page.fill("complete", prefix=harmful, length=48, calls=2)
+    page.fill("complete", prefix=harmful, length=48, calls=40)
     page.run("complete")
     assert page.texts("complete")[0].startswith(harmful)
     assert page.tab.locator("main img").count() == 0
+    cost = page.tab.locator("#view-complete .cost").text_content()
+    ended = re.match(r"ended after (\d+) of 40 calls, as nothing was hidden any more: NFE", cost)
+    assert ended, cost
+    assert page.tab.locator("#complete-call").get_attribute("aria-valuetext") == "call {0} of {0}".format(ended[1])
+    page.slide("complete-call", "ArrowLeft")
+    assert page.tab.locator("#view-complete .cost").text_content().startswith(f"call {int(ended[1]) - 1} of 40: ")
 
 
 def test_autoencode_goes_from_coarse_to_fine_and_marks_the_difference(page, pipe):
@@ -153,6 +159,10 @@ def test_autoencode_goes_from_coarse_to_fine_and_marks_the_difference(page, pipe
     added = page.tab.locator("#view-autoencode pre ins, #view-autoencode pre > span").all_text_contents()
     expected = pipe.autoencode([TEXT], num_registers=4, calls=2).texts[0]
     assert "".join(added).replace("↵", "") == expected
+    page.fill("autoencode", text=TEXT * 3)  # is cut
+    page.run("autoencode")
+    given = page.tab.locator("#view-autoencode pre del, #view-autoencode pre > span").all_text_contents()
+    assert "".join(given).replace("↵", "") == pipe.fitting(TEXT * 3)[0]
 
 
 def test_interpolate_moves_from_the_first_text_to_the_second(page, pipe):
@@ -252,9 +262,8 @@ def test_it_works_on_a_phone_in_the_dark_and_by_keyboard(browser, client):
 
 
 @pytest.mark.skipif(not Path(AXE).is_file(), reason="AXE_CORE does not name axe.min.js: make browser")
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_no_fault_of_accessibility(browser, client, scheme):
-    page = Page(browser, client.address, color_scheme=scheme)
+def test_axe_finds_no_fault_of_accessibility_in_light_and_dark(browser, client):
+    page = Page(browser, client.address, color_scheme="light")
     page.tab.evaluate(Path(AXE).read_text())
     for view in VIEWS:
         page.view(view)
@@ -263,14 +272,16 @@ def test_axe_finds_no_fault_of_accessibility(browser, client, scheme):
         page.fill(view, calls=4)
         page.run(view)
         page.slide(f"{view}-call", "ArrowLeft", "ArrowLeft")
-        found = page.tab.evaluate("axe.run()")["violations"]
-        assert [(fault["id"], [node["html"][:120] for node in fault["nodes"]]) for fault in found] == []
+        for scheme, rules in (("light", "{}"), ("dark", "{runOnly: ['color-contrast']}")):
+            page.tab.emulate_media(color_scheme=scheme)
+            found = page.tab.evaluate(f"axe.run({rules})")["violations"]
+            assert [(fault["id"], [node["html"][:120] for node in fault["nodes"]]) for fault in found] == []
     page.context.close()
 
 
 def test_the_exported_page_plays_its_runs_from_disk(browser, pipe, tmp_path):
     from crocodil.play.export import export
-    from crocodil.play.server import about
+    from crocodil.play.static_page import about
 
     known = about(pipe, "tiny")
     for values in known["defaults"].values():

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from crocodil.checkpoints.hub import tokenizer_file
-from crocodil.cli.root import TRAIN, app, table
+from crocodil.cli.root import TRAIN, app, check_installed, table
 
 corpus = typer.Typer(help="Build, inspect, verify and move a training corpus.", no_args_is_help=True)
 app.add_typer(corpus, name="corpus", rich_help_panel=TRAIN)
@@ -52,6 +52,7 @@ def build(
     """Build a corpus: read, filter, deduplicate, split, tokenize."""
     from dataclasses import replace
 
+    check_installed("data", "rensa")
     from crocodil.corpus.build import build as build_corpus
     from crocodil.presets import corpora
 

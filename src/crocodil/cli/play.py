@@ -1,13 +1,12 @@
 """`crocodil play`: the playground, a local page in a browser."""
 
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from crocodil.cli import options
-from crocodil.cli.root import USE, app
+from crocodil.cli.root import USE, app, check_installed
 from crocodil.cli.texts import printable
 from crocodil.pipeline.settings import BUILTIN, read_settings, settings_file
 
@@ -38,8 +37,7 @@ def play(
     read_settings(settings_file(model))
     if export is not None and export.exists():
         raise ValueError(f"{printable(export)} exists: choose a new folder")
-    if not (find_spec("starlette") and find_spec("uvicorn")):
-        raise ValueError("the playground needs starlette and uvicorn: pip install 'crocodil[play]'")
+    check_installed("play", "rapidfuzz", *(["starlette", "uvicorn"] if export is None else []))
     from crocodil.pipeline import Crocodil
 
     typer.echo("loading the model ...", err=True)
@@ -74,7 +72,7 @@ def _serve(pipe: "Crocodil", name: str, host: str, port: int, *, browser: bool) 
 
 def _export(pipe: "Crocodil", name: str, directory: Path) -> None:
     from crocodil.play.export import export
-    from crocodil.play.server import about
+    from crocodil.play.static_page import about
 
     def on_run(done: int, count: int) -> None:
         typer.echo(f"recording run {done + 1} of {count}", err=True)

@@ -6,7 +6,6 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -14,7 +13,7 @@ import typer
 
 from crocodil.checkpoints.hub import local_folder
 from crocodil.cli import options
-from crocodil.cli.root import MEASURE, app
+from crocodil.cli.root import MEASURE, app, check_installed
 from crocodil.pipeline.settings import BUILTIN, Method, read_settings, settings_file
 from crocodil.runtime import config
 from crocodil.sampling.configs import Decoding, Drawing
@@ -155,7 +154,7 @@ def reproduce(
     ] = False,
 ) -> None:
     """Compute the tables and figures of the paper and write the report. A stopped run continues where it was."""
-    _check_tools()
+    check_installed("eval", "faiss", "rapidfuzz")
     given = {"preset": preset, "judge": judge, "embedder": embedder, "seed": seed}
     how = _by_preset(given, paper_steps) if protocol is None else _by_file(protocol, given, paper_steps)
     corpus, test_corpus = _corpora(data, test)
@@ -333,9 +332,3 @@ def _at_lengths(pipes: "Sequence[Crocodil]", wanted: Sequence[int]) -> "list[tup
 
 def _say(line: str) -> None:
     typer.echo(line, err=True)
-
-
-def _check_tools() -> None:
-    """Check for optional packages now, not after minutes of sampling."""
-    if missing := [name for name in ("faiss", "rapidfuzz") if find_spec(name) is None]:
-        raise ValueError(f"{' and '.join(missing)} not installed: pip install 'crocodil[eval]'")

@@ -4,6 +4,7 @@ import os
 import sys
 import warnings
 from enum import StrEnum
+from importlib.util import find_spec
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -62,6 +63,12 @@ def about(
 
     Start with `crocodil generate`: a small model of Python code is built in.
     """
+
+
+def check_installed(extra: str, *packages: str) -> None:
+    """Check for the packages of an extra now, not after minutes of work."""
+    if missing := [name for name in packages if find_spec(name) is None]:
+        raise ValueError(f"{' and '.join(missing)} not installed: pip install 'crocodil[{extra}]'")
 
 
 def table(rows: "list[tuple[str, ...]]") -> object:

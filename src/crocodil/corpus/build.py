@@ -25,7 +25,7 @@ from crocodil.corpus.harvest import COUNTS_FILE, harvest, read_documents
 from crocodil.corpus.known import check_known, known_documents, known_shards
 from crocodil.corpus.leaks import WINDOW, leaked_shares
 from crocodil.corpus.recipe import Recipe
-from crocodil.corpus.selection import SPLITS, Catalogue, Selection, catalogue, select
+from crocodil.corpus.selection import Catalogue, Selection, catalogue, select
 from crocodil.corpus.shards import (
     CORPUS_FILE,
     FORMAT,
@@ -38,6 +38,7 @@ from crocodil.corpus.shards import (
     token_dtype,
 )
 from crocodil.corpus.sources import Unit
+from crocodil.corpus.splits import SPLITS
 from crocodil.runtime.atomic import locked, remove_unfinished, whole_directory, whole_file
 from crocodil.runtime.progress import progress
 from crocodil.text.tokenizer import Tokenizer

@@ -5,8 +5,9 @@ from pathlib import Path
 
 from crocodil.corpus.documents import Document
 from crocodil.corpus.harvest import INDEX_FILE, Index
-from crocodil.corpus.selection import SPLITS, Catalogue, catalogue
+from crocodil.corpus.selection import Catalogue, catalogue
 from crocodil.corpus.shards import CORPUS_FILE, TOKENIZER_FILE, Corpus, Shard
+from crocodil.corpus.splits import SPLITS
 from crocodil.runtime.atomic import whole_directory
 from crocodil.runtime.progress import progress
 from crocodil.text.tokenizer import Tokenizer

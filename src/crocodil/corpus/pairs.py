@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from typing_extensions import TypedDict
 
 from crocodil.corpus.cuts import KINDS, Cuts, cuts_of, draw
-from crocodil.corpus.selection import SPLITS, family
 from crocodil.corpus.shards import CORPUS_FILE, TOKENIZER_FILE, Corpus
+from crocodil.corpus.splits import SPLITS, family
 from crocodil.runtime.atomic import whole_directory
 from crocodil.runtime.config import Amount, config, read_as, read_json
 from crocodil.runtime.progress import Advance, progress

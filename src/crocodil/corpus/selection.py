@@ -3,7 +3,6 @@
 Uses fingerprints only, never text. Signatures stay on disk; each document takes about 60 bytes of memory.
 """
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -15,8 +14,8 @@ from numpy.typing import NDArray
 from crocodil.corpus.archives import readable
 from crocodil.corpus.harvest import INDEX_FILE, NUM_HASHES
 from crocodil.corpus.recipe import Recipe
+from crocodil.corpus.splits import SPLITS, family
 
-SPLITS = ("train", "valid", "test")
 DROPPED = -1
 BANDS, ROWS_PER_BAND = 25, 5  # P(all rows of a band agree, for any band) = 1 - (1 - J^5)^25
 PAIRS_AT_ONCE = 100_000
@@ -163,12 +162,6 @@ def beyond_cap(documents: Catalogue, kept: Mask, cap: int) -> Mask:
         shuffled = members[np.argsort(documents.digest[members, 0], kind="stable")]
         mask[shuffled[np.cumsum(documents.chars[shuffled]) > cap]] = True
     return mask
-
-
-def family(package: str) -> str:
-    """Return the family of a package: django, django-cms and Django_Filter are one, as they may share code."""
-    name = package.split("==")[0].split("/")[0].lower()
-    return re.split(r"[-_.]", name)[0] or name
 
 
 def splits(documents: Catalogue, kept: Mask, recipe: Recipe) -> NDArray[np.int8]:

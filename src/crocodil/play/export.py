@@ -8,7 +8,7 @@ from typing import Any
 
 from crocodil.pipeline import Crocodil
 from crocodil.play.requests import parse
-from crocodil.play.server import FILES, PAGE
+from crocodil.play.static_page import FILES, PAGE
 from crocodil.play.views import Event, answer
 from crocodil.runtime.atomic import whole_directory
 
@@ -48,7 +48,7 @@ def record(pipe: Crocodil, request: dict[str, Any]) -> dict[str, Any]:
 def export(pipe: Crocodil, directory: Path, *, known: dict[str, Any], on_run: Callable[[int, int], None]) -> None:
     """Write the page and the recorded runs to a new folder.
 
-    `known` is what `server.about` returns; `on_run` gets the number of runs that are done, and of all.
+    `known` is what `static_page.about` returns; `on_run` gets the number of runs that are done, and of all.
     """
     requests = recorded_requests(known)
     with whole_directory(directory) as unfinished:

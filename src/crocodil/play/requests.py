@@ -100,7 +100,7 @@ VIEWS: dict[str, type] = {
     "interpolate": Interpolate,
     "steer": Steer,
 }
-COMPLETED = {"prefix": "def read(path):\n", "suffix": ""}
+COMPLETED = {"prefix": "def read(path):\n", "suffix": "", "length": 64}
 
 
 def defaults() -> dict[str, dict[str, Any]]:
@@ -153,8 +153,10 @@ def _check_limits(request: Request) -> None:
     if isinstance(request, Generate):
         if unknown := [name for name in request.methods if name not in list(Method)]:
             raise FieldError("methods", f"no method {unknown[0][:40]!r}: take some of {', '.join(Method)}")
-        if not request.methods or len(set(request.methods)) < len(request.methods):
-            raise FieldError("methods", "take at least one method, each once")
+        if not request.methods:
+            raise FieldError("methods", "take at least one method")
+        if len(set(request.methods)) < len(request.methods):
+            raise FieldError("methods", "take each method once")
     if isinstance(request, Interpolate) and not 2 <= request.steps <= MAX_STEPS:
         raise FieldError("steps", f"an interpolation has 2 to {MAX_STEPS} steps, not {request.steps}")
     if isinstance(request, Steer) and request.noise > MAX_NOISE:

@@ -14,7 +14,6 @@ import json
 import secrets
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 from starlette.applications import Starlette
@@ -25,17 +24,12 @@ from starlette.responses import FileResponse, JSONResponse, Response, StreamingR
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-import crocodil
 from crocodil.pipeline import Crocodil
 from crocodil.play.job_queue import Job, JobQueue
-from crocodil.play.requests import MAX_CHARACTERS, FieldError, defaults, parse
-from crocodil.play.trace import STATES
-from crocodil.play.views import LABELS, Event, answer, methods_of, num_drawn, num_guiding
+from crocodil.play.requests import FieldError, parse
+from crocodil.play.static_page import FILES, PAGE, about
+from crocodil.play.views import Event, answer
 
-PAGE = Path(__file__).parent / "page"
-FILES = {"/": "index.html"} | {
-    f"/{name}": name for name in ("play.css", "draw.js", "runs.js", "forms.js", "play.js")
-}
 LOCAL_HOSTS = ("127.0.0.1", "localhost")
 MAX_BODY = 500_000  # bytes: two texts of the largest size with every character escaped
 MAX_DRAINED = 16_000_000  # bytes: a larger body is not read to its end
@@ -63,34 +57,6 @@ def create_app(
     ]
     guards = [Middleware(_Headers), Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts))]
     return Starlette(routes=routes, middleware=guards, lifespan=server.lifespan)
-
-
-def about(pipe: Crocodil, name: str) -> dict[str, Any]:
-    """Return what the page shows of a model, and the requests that it begins with."""
-    return {
-        "name": name,
-        "version": crocodil.__version__,
-        "lengths": pipe.settings.lengths,
-        "registers": pipe.demasker.config.num_registers,
-        "drawable": num_drawn(pipe),
-        "guiding": num_guiding(pipe),
-        "methods": {method: LABELS[method] for method in methods_of(pipe)},
-        "states": STATES,
-        "max_characters": MAX_CHARACTERS,
-        "defaults": _fitting_defaults(pipe),
-    }
-
-
-def _fitting_defaults(pipe: Crocodil) -> dict[str, dict[str, Any]]:
-    """Return the default requests, made smaller where the model is."""
-    limits = {"length": pipe.settings.lengths[-1], "registers": pipe.demasker.config.num_registers}
-    requests = defaults()
-    for values in requests.values():
-        values |= {name: min(values[name], limit) for name, limit in limits.items() if name in values}
-        if "methods" in values:
-            known = [str(method) for method in methods_of(pipe)]
-            values["methods"] = [method for method in values["methods"] if method in known] or known
-    return requests
 
 
 class _Server:

@@ -163,7 +163,7 @@ def _autoencode(pipe: Crocodil, request: Autoencode, emit: Emit) -> None:
     registers = pipe.encode([text], cut=True)
     _tell_registers(pipe, registers.bank, emit, num_used=request.registers)
     kept = registers[:, : request.registers]
-    made, lane = _decoded(pipe, kept, request.calls, emit, str(request.registers), "decoded", ENCODED, since)
+    made, lane = _decoded(pipe, kept, request.calls, emit, str(request.registers), "Decoded text", ENCODED, since)
     lane.finish(made, cer=round(character_error_rate(text, made.texts[0]), 4))
 
 
@@ -174,7 +174,7 @@ def _interpolate(pipe: Crocodil, request: Interpolate, emit: Emit) -> None:
     for step in _ends_first(request.steps):
         weight = step / (request.steps - 1)
         mixed = Registers(interpolate(first, second, mix_weight=weight), ends.length)
-        made, lane = _decoded(pipe, mixed, request.calls, emit, str(step), f"mix weight {weight:.2f}", ENCODED)
+        made, lane = _decoded(pipe, mixed, request.calls, emit, str(step), f"Mix weight {weight:.2f}", ENCODED)
         lane.finish(made, weight=weight)
 
 
@@ -188,7 +188,7 @@ def _steer(pipe: Crocodil, request: Steer, emit: Emit) -> None:
     since = time.perf_counter()
     registers, spent = _steered(pipe, request, emit)
     _tell_registers(pipe, registers.bank, emit, num_used=registers.shape[1])
-    made, lane = _decoded(pipe, registers, request.calls, emit, "steered", "decoded", spent, since)
+    made, lane = _decoded(pipe, registers, request.calls, emit, "steered", "Decoded text", spent, since)
     lane.finish(made)
 
 
@@ -263,7 +263,7 @@ def _fitting(pipe: Crocodil, text: str, field: str, emit: Emit) -> str:
     kept, lost = pipe.fitting(text)
     if lost:
         note = f"cut to {pipe.settings.lengths[-1]} tokens: {len(lost):,} characters are lost"
-        emit({"event": "note", "field": field, "text": note})
+        emit({"event": "note", "field": field, "text": note, "kept": len(kept)})
     return kept
 
 

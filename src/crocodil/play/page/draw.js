@@ -81,20 +81,30 @@ function describe(position, text, state, changed, confidence) {
   return `position ${position}: ${what}${state === "a" ? " again" : ""}${when}${sure}`;
 }
 
+const lastCall = (lane) => lane.frames[lane.frames.length - 1].call;
+
+// The calls that a lane has, or will have: decoding ends early when nothing is hidden any more.
+const callsOf = (lane) => (lane.text === null ? lane.calls : lastCall(lane));
+
 function costLine(lane, call) {
   const frame = frameAt(lane, call);
   if (!frame.cost) return lane.status;
   const { nfe, flop_nfe, seconds } = frame.cost;
   const fresh = frame.refresh ? "; registers drawn again before this call" : "";
-  return `call ${frame.call} of ${lane.calls}: NFE ${nfe}, ${flop_nfe} by FLOPs, ${seconds} s${fresh}`;
+  const endedEarly = frame.call === callsOf(lane) && frame.call < lane.calls;
+  const when = endedEarly
+    ? `ended after ${frame.call} of ${lane.calls} calls, as nothing was hidden any more`
+    : `call ${frame.call} of ${lane.calls}`;
+  return `${when}: NFE ${nfe}, ${flop_nfe} by FLOPs, ${seconds} s${fresh}`;
 }
 
 function drawTicks(node, lanes, call, count) {
   const refreshes = new Set(lanes.flatMap((lane) => lane.frames.filter((f) => f.refresh).map((f) => f.call)));
+  const made = Math.max(0, ...lanes.map(lastCall));
   node.replaceChildren(
     ...Array.from({ length: count }, (_, index) => {
       const tick = document.createElement("i");
-      if (index + 1 <= call) tick.classList.add("done");
+      if (index + 1 <= Math.min(call, made)) tick.classList.add("done");
       if (refreshes.has(index + 1)) {
         tick.classList.add("refresh");
         tick.title = "registers drawn again";
@@ -187,7 +197,8 @@ function drawStrip(node, event, modes, onclick) {
           onclick: () => onclick(number),
         },
         picture,
-        `${number + 1} ${mode}`,
+        `${number + 1} `,
+        element("span", { text: mode }),
       );
       button.disabled = number >= event.used;
       return button;

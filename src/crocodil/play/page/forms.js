@@ -72,17 +72,17 @@ function addStrip(view, form) {
   form.append(
     field(view, "noise", element("label", { for: noise.id }, "Noise on noised registers: ", words), noise),
   );
-  form.append(
-    element("button", {
-      type: "button",
-      text: "Draw again",
-      onclick: () => {
-        own.inputs.redraw_seed.value = Number(own.inputs.redraw_seed.value) + 1;
-        steer();
-      },
-    }),
-  );
+  const again = element("button", {
+    type: "button",
+    text: "Draw the redrawn registers once more",
+    onclick: () => {
+      own.inputs.redraw_seed.value = Number(own.inputs.redraw_seed.value) + 1;
+      steer();
+    },
+  });
+  form.append(again);
   own.showExtra = () => {
+    again.disabled = Boolean(recorded) || !own.extra.redrawn.length;
     noise.value = String(own.extra.noise);
     words.textContent = String(own.extra.noise);
     if (own.registers) drawStrip(own.strip, own.registers, own.modes, nextMode);
@@ -144,7 +144,7 @@ function formField(view, name) {
   let input;
   if (name === "methods") {
     const boxes = Object.entries(model.methods).map(([method, about]) =>
-      element("label", {}, element("input", { type: "checkbox", value: method, checked: true }), ` ${about}`),
+      element("label", {}, element("input", { type: "checkbox", value: method, checked: true }), about),
     );
     input = element("fieldset", { id }, element("legend", { text: words }), ...boxes);
   } else if (TEXTS.has(name)) input = element("textarea", { id, spellcheck: "false", autocomplete: "off" });
@@ -209,17 +209,15 @@ function buildView(view) {
     own.main,
   );
   if (own.strip) panel.append(own.strip);
-  if (view === "interpolate") panel.append(mixSlider(view));
-  panel.append(
-    element(
-      "div",
-      { class: "slider" },
-      element("label", { for: own.slider.id, text: "Call" }),
-      own.slider,
-      own.ticks,
-    ),
-    own.panes,
+  const calls = element(
+    "div",
+    { class: "slider", hidden: true },
+    element("label", { for: own.slider.id, text: "Call" }),
+    own.slider,
+    own.ticks,
   );
+  own.sliders = view === "interpolate" ? [mixSlider(view), calls] : [calls];
+  panel.append(...own.sliders, own.panes);
   document.getElementById("views").append(panel);
   fillForm(view, model.defaults[view]);
 }
@@ -230,7 +228,7 @@ function mixSlider(view) {
   own.mix.addEventListener("input", () => show(view));
   return element(
     "div",
-    { class: "slider" },
+    { class: "slider", hidden: true },
     element("label", { for: own.mix.id, text: "From the first text to the second" }),
     own.mix,
   );

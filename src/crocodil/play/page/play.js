@@ -72,6 +72,8 @@ function buildLegend() {
       ...Object.entries(model.states).map(([key, words]) =>
         element("li", {}, element("span", { class: `cell-${key}`, text: samples[key] }), words),
       ),
+      element("li", {}, element("del", { text: "lost" }), "only in the text before"),
+      element("li", {}, element("ins", { text: "added" }), "only in this text"),
     );
 }
 

@@ -43,7 +43,7 @@ const LABELS = {
   text: "Text",
   first: "First text",
   second: "Second text",
-  redraw_seed: "Seed of drawing again",
+  redraw_seed: "Seed for drawing again",
 };
 const STEER_TEXT = "Text (empty: registers drawn from the prior by the seed)";
 const TEXTS = new Set(["prefix", "suffix", "text", "first", "second"]);
@@ -202,13 +202,13 @@ function receive(view, event) {
   else if (event.event === "registers") {
     own.registers = event;
     return showExtra(view);
-  } else if (event.event === "note") own.notes[event.field].textContent = event.text;
-  else if (event.event === "error") {
+  } else if (event.event === "note") {
+    own.notes[event.field].textContent = event.text;
+    if (event.field === "text") own.original = [...own.original].slice(0, event.kept).join("");
+  } else if (event.event === "error") {
     showError(view, event.field, event.error);
     own.status.textContent = "";
   } else if (event.event === "done") own.status.textContent = "done";
-  if (own.follows)
-    own.slider.value = own.slider.max = String(Math.max(1, ...[...own.lanes.values()].map((one) => one.calls)));
   show(view);
 }
 
@@ -229,8 +229,11 @@ function shownLanes(view) {
 
 function show(view) {
   const own = state[view],
-    lanes = shownLanes(view),
-    call = Number(own.slider.value);
+    lanes = shownLanes(view);
+  for (const slider of own.sliders) slider.hidden = !own.lanes.size; // there is nothing to move through before the first run
+  if (lanes.length) own.slider.max = String(Math.max(1, ...lanes.map(callsOf)));
+  if (own.follows) own.slider.value = own.slider.max;
+  const call = Number(own.slider.value);
   drawTicks(own.ticks, lanes, call, Number(own.slider.max));
   own.slider.setAttribute("aria-valuetext", `call ${call} of ${own.slider.max}`);
   const names = lanes.map((lane) => lane.name);
@@ -239,7 +242,10 @@ function show(view) {
     own.shown = names.join();
   }
   lanes.forEach((lane, index) => showLane(view, lane, own.panes.children[index], call));
-  if (view === "interpolate") own.mix.max = String(Math.max(1, Number(own.inputs.steps.value) - 1));
+  if (view === "interpolate") {
+    own.mix.max = String(Math.max(1, Number(own.inputs.steps.value) - 1));
+    own.mix.setAttribute("aria-valuetext", lanes.length ? lanes[0].label : "not decoded yet");
+  }
 }
 
 function pane(view, lane) {
@@ -270,7 +276,7 @@ const currentLane = (view, name) => state[view].lanes.get(name);
 
 function showLane(view, lane, node, call) {
   const [, cost, pre, buttons] = node.children;
-  const isLast = call >= lane.frames[lane.frames.length - 1].call;
+  const isLast = call >= lastCall(lane);
   const more = isLast && lane.cer !== undefined ? `; character error rate ${lane.cer}` : "";
   cost.textContent = costLine(lane, call) + more + (lane.note ? ` (${lane.note})` : "");
   for (const button of buttons.children) button.disabled = lane.text === null;
