@@ -86,7 +86,7 @@ def fill_page(app: object, page: str, text: list[str]) -> None:
 
     text[0] = re.sub(r"^::: ([\w.]+)$", documented, text[0], flags=re.MULTILINE)
     if RECORDED.is_dir():
-        text[0] = re.sub(r"`site/(playground/index\.html)`", r'<a href="\1">recorded runs</a>', text[0])
+        text[0] = re.sub(r"`site/(playground/index\.html)`", r'<a href="\1">open it</a>', text[0])
     text[0] = re.sub(LINK, partial(link_outside, (DOCS / page).parent), text[0])
     if page in CONTENTS:
         text[0] += "\n\n```{toctree}\n:hidden:\n:glob:\n\n" + "\n".join(CONTENTS[page]) + "\n```\n"

@@ -200,7 +200,7 @@ function drawStrip(node, event, modes, onclick) {
         `${number + 1} `,
         element("span", { text: mode }),
       );
-      button.disabled = number >= event.used;
+      button.disabled = Boolean(window.RECORDED) || number >= event.used;
       return button;
     }),
   );

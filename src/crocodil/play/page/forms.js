@@ -60,6 +60,7 @@ function addStrip(view, form) {
     max: "3",
     step: "0.1",
     value: "0",
+    disabled: Boolean(recorded),
   });
   const words = element("output", {}, "0");
   noise.addEventListener("input", () => {
@@ -202,7 +203,7 @@ function buildView(view) {
   const panel = element(
     "div",
     { role: "tabpanel", id: `view-${view}`, "aria-labelledby": `tab-${view}`, hidden: true },
-    element("p", { class: "hint", text: VIEWS[view].hint }),
+    element("p", { class: "hint", text: (recorded && VIEWS[view].recordedHint) || VIEWS[view].hint }),
     recordedMenu(view),
     form,
     element("div", { class: "buttons" }, own.run, own.stop, share, own.status),
@@ -234,9 +235,10 @@ function mixSlider(view) {
   );
 }
 
+// In a page of recorded runs, a menu takes the place of clicks on registers.
 function recordedMenu(view) {
-  const runs = recorded ? recorded.runs.filter((one) => one.request.view === view) : [];
-  if (!recorded) return "";
+  if (!recorded || view !== "steer") return "";
+  const runs = recorded.runs.filter((one) => one.request.view === view);
   const menu = element(
     "select",
     { id: `${view}-recorded` },
@@ -244,22 +246,15 @@ function recordedMenu(view) {
   );
   menu.addEventListener("change", () => {
     fillForm(view, runs[Number(menu.value)].request);
-    if (view === "steer") steer();
-    else run(view);
+    steer();
   });
   return element("p", {}, element("label", { for: menu.id, text: "Recorded run: " }), menu);
 }
 
 function recordedName(request) {
-  const parts = {
-    generate: `seed ${request.seed}`,
-    complete: request.prefix,
-    autoencode: `${request.registers} registers`,
-    interpolate: `${request.steps} steps`,
-  };
   const steered = [
-    ...(request.redrawn || []).map((number) => `register ${number + 1} drawn again`),
-    ...(request.noised || []).map((number) => `register ${number + 1} with noise ${request.noise}`),
+    ...request.redrawn.map((number) => `register ${number + 1} drawn again`),
+    ...request.noised.map((number) => `register ${number + 1} with noise ${request.noise}`),
   ];
-  return request.view === "steer" ? steered.join(", ") || "all registers held" : parts[request.view].trim();
+  return steered.join(", ") || "all registers held";
 }

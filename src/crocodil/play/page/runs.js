@@ -31,6 +31,7 @@ const VIEWS = {
   steer: {
     title: "Steer",
     hint: "Click a register to draw it again or to put noise on it; the text changes beneath.",
+    recordedHint: "Choose a run in which a register is drawn again, or has noise on it; the text changes beneath.",
     fields: ["text", "seed", "length", "calls", "redraw_seed"],
   },
 };
