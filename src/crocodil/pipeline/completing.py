@@ -4,6 +4,8 @@ Without a suffix the model ends a text itself. Before a suffix it cannot: every 
 and the suffix and EOS follow, so that the canvas need not be full (decision D56).
 """
 
+import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -26,7 +28,7 @@ from crocodil.text.prompts import Split, tokenize_pairs
 if TYPE_CHECKING:
     from crocodil.pipeline.crocodil import Crocodil
 
-BOUND_DRAWS = 32  # demasker calls that rank one answer
+BOUND_DRAWS = 8  # demasker calls that rank one answer
 SHORTEST = 4  # tokens of the shortest answer before a suffix
 PREFIX_SHARE, ANSWER_SHARE = 0.5, 0.25  # of the canvas; the rest is for the suffix
 
@@ -40,6 +42,14 @@ class Answer:
     cost: Cost  # of generating and ranking it
 
 
+class Ranking(NamedTuple):
+    """What ranking all answers took: calls for each answer, over canvases of `length` tokens."""
+
+    calls: int = 0
+    length: int = 0
+    seconds: float = 0.0
+
+
 @dataclass(frozen=True)
 class Answers:
     """Answers to one prompt, the most likely first. Printed, it is their texts."""
@@ -47,7 +57,8 @@ class Answers:
     answers: list[Answer]
     prompt: str  # the part that the model saw
     suffix: str
-    seconds: float
+    seconds: float  # to generate them
+    ranking: Ranking = Ranking()
 
     def __iter__(self) -> Any:
         return iter(self.answers)
@@ -89,13 +100,13 @@ def complete(
         at_column: the prompt ends with the indentation of a line, at which the answer starts.
         length: of the canvas; by default the shortest that fits the texts, or the longest.
         seed: of all random draws.
-        bound_draws: demasker calls for the likelihood bound of one answer.
+        bound_draws: demasker calls for the likelihood bound of one answer; 0 for a single answer, without a bound.
         condition_scale: guidance of registers by the answer so far, for a model with prompts (decision D57).
         prompt_scale: guidance of registers by the prompt.
         options: those of `Crocodil.generate`.
     """
-    if count < 1 or bound_draws < 1:
-        raise ValueError("at least one answer is generated, and ranked with at least one call")
+    if count < 1 or bound_draws < (count > 1):
+        raise ValueError("at least one answer is generated, and several are ranked with at least one call")
     if not (prompt or suffix):
         raise ValueError("the prompt is empty: use generate")
     length = pipe.settings.canvas(length) if length is not None else pipe.canvas_length([prompt + suffix])
@@ -113,9 +124,14 @@ def complete(
     made = pipe.generate(count, given=givens, length=length, seed=seed, **options)
     texts = [_between(pipe, ids, one, length) for ids, one in zip(made.tokens.tolist(), givens, strict=True)]
     parts = [layout(one, pipe.tokenizer, length=length) for one in givens]
-    scored = [Scored(len(part.before), length if given.ends else part.end) for part in parts]
-    nats = bound(pipe, made.tokens, scored, seed=seed, num_draws=bound_draws)
-    return Answers(_ranked(texts, nats, made.costs, bound_draws), given.prefix, given.suffix, made.seconds)
+    scored = [
+        Scored(len(part.before), part.end - len(part.after), part.end, given.ends)
+        if one.tokens is not None
+        else Scored.until_eos(len(part.before), ids, pipe.tokenizer.special.eos)
+        for part, one, ids in zip(parts, givens, made.tokens.tolist(), strict=True)
+    ]
+    answers, ranking = _ranked(pipe, made.tokens, scored, texts, made.costs, seed=seed, num_draws=bound_draws)
+    return Answers(answers, given.prefix, given.suffix, made.seconds, ranking)
 
 
 def _prompted(
@@ -152,18 +168,35 @@ def _prompted(
     texts = [moved + text for text in texts]
     prefix, suffix = (tokenizer.decode([tokenizer.special.bos, *ids]) for ids in (pair.prefix, pair.suffix))
     prefix = prefix.removesuffix(moved)
-    scored = [Scored(one.where.start, one.where.stop + len(pair.suffix)) for one in made]
-    if suffix == given.suffix:
-        scored = [one._replace(stop=length) for one in scored]
+    ends = suffix == given.suffix
+    scored = [
+        Scored(one.where.start, one.where.stop, one.where.stop + len(pair.suffix), ends) for one in made
+    ]
     canvases = torch.tensor([one.tokens for one in made], device=pipe.device)
-    nats = bound(pipe, canvases, scored, seed=seed, num_draws=bound_draws)
-    return Answers(_ranked(texts, nats, [one.cost for one in made], bound_draws), prefix, suffix, seconds)
+    costs = [one.cost for one in made]
+    answers, ranking = _ranked(pipe, canvases, scored, texts, costs, seed=seed, num_draws=bound_draws)
+    return Answers(answers, prefix, suffix, seconds, ranking)
 
 
-def _ranked(texts: Sequence[str], nats: Tensor, costs: Sequence[Cost], bound_draws: int) -> list[Answer]:
-    ranking = Cost(demasker_calls=bound_draws)
-    rows = zip(texts, nats.tolist(), costs, strict=True)
-    return sorted((Answer(text, bits, cost + ranking) for text, bits, cost in rows), key=lambda one: one.nats)
+def _ranked(
+    pipe: "Crocodil",
+    canvases: TokenIds,
+    scored: "Sequence[Scored]",
+    texts: Sequence[str],
+    costs: Sequence[Cost],
+    *,
+    seed: int,
+    num_draws: int,
+) -> tuple[list[Answer], Ranking]:
+    """Return the answers in the order of their bounds, and what finding it took."""
+    if not num_draws:
+        return [Answer(text, math.nan, cost) for text, cost in zip(texts, costs, strict=True)], Ranking()
+    started_at = time.perf_counter()
+    nats = bound(pipe, canvases, scored, seed=seed, num_draws=num_draws).tolist()
+    ranking = Ranking(num_draws, needed_length(scored, canvases.shape[1]), time.perf_counter() - started_at)
+    rows = zip(texts, nats, costs, strict=True)
+    answers = [Answer(text, bits, cost + Cost(demasker_calls=num_draws)) for text, bits, cost in rows]
+    return sorted(answers, key=lambda answer: answer.nats), ranking
 
 
 def _fitted(pipe: "Crocodil", given: Given, length: int, tokens: int | None) -> Given:
@@ -207,10 +240,23 @@ def _between(pipe: "Crocodil", ids: list[int], given: Given, length: int) -> str
 
 
 class Scored(NamedTuple):
-    """The part of a canvas that a bound is of: answer and suffix, and the EOS tokens if the text ends there."""
+    """Where answer and suffix stand on a canvas, whose likelihood is bounded."""
 
     start: int
-    stop: int
+    suffix: int  # where the suffix starts
+    end: int  # where it ends
+    ends: bool = True  # the text ends there, which counts too; False: more text follows, which does not
+
+    @classmethod
+    def until_eos(cls, start: int, ids: Sequence[int], eos: int) -> "Scored":
+        """Return the place of an answer without a suffix, which ends at the first EOS."""
+        end = next((place for place in range(start, len(ids)) if ids[place] == eos), len(ids))
+        return cls(start, end, end)
+
+
+def needed_length(scored: Sequence[Scored], length: int) -> int:
+    """Return the length of a canvas that holds the longest text and, if texts end, one EOS."""
+    return min(length, max(one.end + one.ends for one in scored))
 
 
 @torch.no_grad()
@@ -222,10 +268,18 @@ def bound(
     The network is the base, or the demasker with an empty prefix: given registers, answers would be compared under
     different ones. All answers are followed by the same suffix, so answers of different lengths can be compared.
     Where the text goes on after the suffix, the rest stays masked and does not count.
+
+    It is cheap (decision D59): canvases are cut behind the longest text, all answers share the draws, also where
+    tokens of the suffix have other positions, and all draws of all answers are one batch.
     """
-    start, stop = torch.tensor(scored, device=tokens.device).T[..., None]
-    position = torch.arange(tokens.shape[1], device=tokens.device)
-    seen, given = tokens.masked_fill(position >= stop, pipe.mask_id), (position < start) | (position >= stop)
+    length = needed_length(scored, tokens.shape[1])
+    start, suffix, end, ends = torch.tensor(scored, device=tokens.device).T[..., None]
+    position = torch.arange(length, device=tokens.device)
+    filling = torch.where(ends.bool(), pipe.tokenizer.special.eos, pipe.mask_id)
+    is_text = position < end
+    seen, given = torch.where(is_text, tokens[:, :length], filling), (position < start) | ~(is_text | ends.bool())
+    in_answer = (position < suffix) * (position - start)
+    after_it = (position >= suffix) * (length * (1 + ~is_text) + position - torch.where(is_text, suffix, end))
 
     def demask(noisy_tokens: TokenIds, hidden: Positions) -> RowLogits:
         if pipe.base is not None:
@@ -233,15 +287,13 @@ def bound(
         empty = torch.zeros(len(noisy_tokens), 0, pipe.demasker.config.register_width, device=tokens.device)
         return pipe.demasker(noisy_tokens, empty, rows=hidden)
 
-    streams = Streams.of("bound", seed, samples=range(len(tokens)), device=tokens.device)
-    nats = []
-    size = pipe.affordable_batch(tokens.shape[1])
-    for start in range(0, len(tokens), size):
-        rows = slice(start, start + size)
-        batch = Streams(streams.keys[rows])
-        nats.append(
-            negative_elbo(
-                demask, seen[rows], mask_id=pipe.mask_id, streams=batch, given=given[rows], num_draws=num_draws
-            )
-        )
-    return torch.cat(nats)
+    return negative_elbo(
+        demask,
+        seen,
+        mask_id=pipe.mask_id,
+        streams=Streams.of("bound", seed, samples=[0] * len(tokens), device=tokens.device),
+        given=given,
+        num_draws=num_draws,
+        places=(in_answer + after_it).clamp(min=0),  # those before the answer are given
+        batch_size=pipe.affordable_batch(length),
+    )
