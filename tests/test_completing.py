@@ -12,7 +12,8 @@ from crocodil import cli
 from crocodil.metrics import negative_elbo
 from crocodil.pipeline import Given
 from crocodil.pipeline.canvases import layout
-from crocodil.pipeline.completing import Scored, answer_lengths, bound
+from crocodil.pipeline.completing import answer_lengths
+from crocodil.pipeline.ranking import Scored, bound
 from crocodil.seeding import Streams
 from crocodil.text.positions import indentation_after, parse_place, place_in
 

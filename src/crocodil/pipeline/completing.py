@@ -4,50 +4,23 @@ Without a suffix the model ends a text itself. Before a suffix it cannot: every 
 and the suffix and EOS follow, so that the canvas need not be full (decision D56).
 """
 
-import math
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
-from jaxtyping import Float
-from torch import Tensor
-
-from crocodil.metrics.likelihood import negative_elbo
 from crocodil.pipeline.answering import PromptedModel, Strengths, fitted_pair, generate_answers
 from crocodil.pipeline.canvases import Given, head_that_fits, layout, tail_that_fits
+from crocodil.pipeline.ranking import BOUND_DRAWS, Answer, Ranking, Scored, Unranked, ranked
 from crocodil.pipeline.results import SEPARATOR
 from crocodil.pipeline.settings import Method
-from crocodil.sampling.cost import Cost
-from crocodil.seeding import Streams
-from crocodil.shapes import Positions, RowLogits, TokenIds
-from crocodil.text.positions import indentation_after
+from crocodil.text.positions import Place, indentation_after
 from crocodil.text.prompts import Split, tokenize_pairs
 
 if TYPE_CHECKING:
     from crocodil.pipeline.crocodil import Crocodil
 
-BOUND_DRAWS = 8  # demasker calls that rank one answer
 SHORTEST = 4  # tokens of the shortest answer before a suffix
 PREFIX_SHARE, ANSWER_SHARE = 0.5, 0.25  # of the canvas; the rest is for the suffix
-
-
-@dataclass(frozen=True)
-class Answer:
-    """A text that was generated between prompt and suffix."""
-
-    text: str
-    nats: float  # upper bound on -log p(answer, suffix | prompt) of the model without registers
-    cost: Cost  # of generating and ranking it
-
-
-class Ranking(NamedTuple):
-    """What ranking all answers took: calls for each answer, over canvases of `length` tokens."""
-
-    calls: int = 0
-    length: int = 0
-    seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -58,7 +31,7 @@ class Answers:
     prompt: str  # the part that the model saw
     suffix: str
     seconds: float  # to generate them
-    ranking: Ranking = Ranking()
+    ranking: Ranking
 
     def __iter__(self) -> Any:
         return iter(self.answers)
@@ -105,33 +78,99 @@ def complete(
         prompt_scale: guidance of registers by the prompt.
         options: those of `Crocodil.generate`.
     """
+    place = Place(prompt, suffix, at_column)
+    scales = {"condition_scale": condition_scale, "prompt_scale": prompt_scale}
+    (answers,) = complete_all(
+        pipe, [place], count=count, tokens=tokens, length=length, seed=seed, bound_draws=bound_draws, **scales,
+        **options,
+    )  # fmt: skip
+    return answers
+
+
+def complete_all(
+    pipe: "Crocodil",
+    places: Sequence[Place],
+    *,
+    count: int = 4,
+    tokens: int | None = None,
+    length: int | None = None,
+    seed: int = 0,
+    bound_draws: int = BOUND_DRAWS,
+    condition_scale: float = 1.0,
+    prompt_scale: float = 1.0,
+    **options: Any,
+) -> list[Answers]:
+    """Do what `complete` does at many places, in large batches, on canvases of one length."""
     if count < 1 or bound_draws < (count > 1):
         raise ValueError("at least one answer is generated, and several are ranked with at least one call")
-    if not (prompt or suffix):
+    if not places or not all(place.prefix or place.suffix for place in places):
         raise ValueError("the prompt is empty: use generate")
-    length = pipe.settings.canvas(length) if length is not None else pipe.canvas_length([prompt + suffix])
+    texts = [place.prefix + place.suffix for place in places]
+    length = pipe.settings.canvas(length) if length is not None else pipe.canvas_length(texts)
     strengths, is_base = Strengths(condition_scale, prompt_scale), options.get("method") == Method.BASE
+    givens = [Given(prefix=place.prefix, suffix=place.suffix, at_column=place.at_column) for place in places]
     if pipe.answering is not None and not is_base:
-        given = Given(prefix=prompt, suffix=suffix, at_column=at_column)
-        return _prompted(pipe, pipe.answering, given, strengths, count, tokens, length, seed, bound_draws, options)
-    if strengths != Strengths():
+        made = [
+            _prompted(pipe, pipe.answering, given, strengths, count, tokens, length, seed + number, options)
+            for number, given in enumerate(givens)
+        ]
+    elif strengths != Strengths():
         raise ValueError(
             "condition_scale and prompt_scale need a model with stage prompted, and a method with registers"
         )
-    given = _fitted(pipe, Given(prefix=prompt, suffix=suffix, at_column=at_column), length, tokens)
-    lengths = answer_lengths(pipe, given, length, count, tokens)
-    givens = [replace(given, tokens=number) for number in lengths]
-    made = pipe.generate(count, given=givens, length=length, seed=seed, **options)
-    texts = [_between(pipe, ids, one, length) for ids, one in zip(made.tokens.tolist(), givens, strict=True)]
-    parts = [layout(one, pipe.tokenizer, length=length) for one in givens]
-    scored = [
-        Scored(len(part.before), part.end - len(part.after), part.end, given.ends)
-        if one.tokens is not None
-        else Scored.until_eos(len(part.before), ids, pipe.tokenizer.special.eos)
-        for part, one, ids in zip(parts, givens, made.tokens.tolist(), strict=True)
+    else:
+        made = _infilled(pipe, givens, count, tokens, length, seed, options)
+    orders, ranking = ranked(pipe, [one.answers for one in made], seed=seed, num_draws=bound_draws)
+    ranking = ranking._replace(seconds=ranking.seconds / len(places))
+    return [
+        Answers(answers, one.prompt, one.suffix, one.seconds, ranking)
+        for one, answers in zip(made, orders, strict=True)
     ]
-    answers, ranking = _ranked(pipe, made.tokens, scored, texts, made.costs, seed=seed, num_draws=bound_draws)
-    return Answers(answers, given.prefix, given.suffix, made.seconds, ranking)
+
+
+class _Made(NamedTuple):
+    """The answers to one prompt, before they are ranked."""
+
+    answers: list[Unranked]
+    prompt: str  # the part that the model saw
+    suffix: str
+    seconds: float
+
+
+def _infilled(
+    pipe: "Crocodil",
+    givens: Sequence[Given],
+    count: int,
+    tokens: int | None,
+    length: int,
+    seed: int,
+    options: dict[str, Any],
+) -> list[_Made]:
+    """Answer by infilling: prompt and suffix are given tokens (decision D24)."""
+    fitted = [_fitted(pipe, given, length, tokens) for given in givens]
+    wanted = [
+        replace(given, tokens=number)
+        for given in fitted
+        for number in answer_lengths(pipe, given, length, count, tokens)
+    ]
+    made = pipe.generate(len(wanted), given=wanted, length=length, seed=seed, **options)
+    rows = zip(wanted, made.tokens.tolist(), made.costs, strict=True)
+    answers = [
+        Unranked(_between(pipe, ids, given, length), ids, _place_on_canvas(pipe, ids, given, length), cost)
+        for given, ids, cost in rows
+    ]
+    seconds = made.seconds / len(givens)
+    return [
+        _Made(answers[count * number : count * (number + 1)], given.prefix, given.suffix, seconds)
+        for number, given in enumerate(fitted)
+    ]
+
+
+def _place_on_canvas(pipe: "Crocodil", ids: list[int], given: Given, length: int) -> Scored:
+    part = layout(given, pipe.tokenizer, length=length)
+    if given.tokens is None:
+        return Scored.until_eos(len(part.before), ids, pipe.tokenizer.special.eos)
+    return Scored(len(part.before), part.end - len(part.after), part.end, given.ends)
 
 
 def _prompted(
@@ -143,9 +182,8 @@ def _prompted(
     tokens: int | None,
     length: int,
     seed: int,
-    bound_draws: int,
     options: dict[str, Any],
-) -> Answers:
+) -> _Made:
     """Answer with the networks of stage prompted: they know how long an answer is."""
     if tokens is not None and tokens > model.longest:
         raise ValueError(f"this model answers with at most {model.longest} tokens, not {tokens}")
@@ -161,42 +199,16 @@ def _prompted(
         at_column=given.at_column or given.prefix.endswith("\n"),
         strengths=strengths, **options,
     )  # fmt: skip
-    tokenizer = pipe.tokenizer
-    texts = [
-        tokenizer.decode([tokenizer.special.bos, *one.tokens[one.where.start : one.where.stop]]) for one in made
-    ]
-    texts = [moved + text for text in texts]
-    prefix, suffix = (tokenizer.decode([tokenizer.special.bos, *ids]) for ids in (pair.prefix, pair.suffix))
-    prefix = prefix.removesuffix(moved)
-    ends = suffix == given.suffix
-    scored = [
-        Scored(one.where.start, one.where.stop, one.where.stop + len(pair.suffix), ends) for one in made
-    ]
-    canvases = torch.tensor([one.tokens for one in made], device=pipe.device)
-    costs = [one.cost for one in made]
-    answers, ranking = _ranked(pipe, canvases, scored, texts, costs, seed=seed, num_draws=bound_draws)
-    return Answers(answers, prefix, suffix, seconds, ranking)
 
+    def text_of(ids: Sequence[int]) -> str:
+        return pipe.tokenizer.decode([pipe.tokenizer.special.bos, *ids])
 
-def _ranked(
-    pipe: "Crocodil",
-    canvases: TokenIds,
-    scored: "Sequence[Scored]",
-    texts: Sequence[str],
-    costs: Sequence[Cost],
-    *,
-    seed: int,
-    num_draws: int,
-) -> tuple[list[Answer], Ranking]:
-    """Return the answers in the order of their bounds, and what finding it took."""
-    if not num_draws:
-        return [Answer(text, math.nan, cost) for text, cost in zip(texts, costs, strict=True)], Ranking()
-    started_at = time.perf_counter()
-    nats = bound(pipe, canvases, scored, seed=seed, num_draws=num_draws).tolist()
-    ranking = Ranking(num_draws, needed_length(scored, canvases.shape[1]), time.perf_counter() - started_at)
-    rows = zip(texts, nats, costs, strict=True)
-    answers = [Answer(text, bits, cost + Cost(demasker_calls=num_draws)) for text, bits, cost in rows]
-    return sorted(answers, key=lambda answer: answer.nats), ranking
+    prefix, suffix = text_of(pair.prefix).removesuffix(moved), text_of(pair.suffix)
+    answers = []
+    for ids, where, cost in made:
+        scored = Scored(where.start, where.stop, where.stop + len(pair.suffix), ends=suffix == given.suffix)
+        answers.append(Unranked(moved + text_of(ids[where.start : where.stop]), ids, scored, cost))
+    return _Made(answers, prefix, suffix, seconds)
 
 
 def _fitted(pipe: "Crocodil", given: Given, length: int, tokens: int | None) -> Given:
@@ -237,63 +249,3 @@ def _between(pipe: "Crocodil", ids: list[int], given: Given, length: int) -> str
             "the model's tokenizer changes the given text, for example its accents: normalise it (NFC)"
         )
     return text[len(given.prefix) : len(text) - len(given.suffix)]
-
-
-class Scored(NamedTuple):
-    """Where answer and suffix stand on a canvas, whose likelihood is bounded."""
-
-    start: int
-    suffix: int  # where the suffix starts
-    end: int  # where it ends
-    ends: bool = True  # the text ends there, which counts too; False: more text follows, which does not
-
-    @classmethod
-    def until_eos(cls, start: int, ids: Sequence[int], eos: int) -> "Scored":
-        """Return the place of an answer without a suffix, which ends at the first EOS."""
-        end = next((place for place in range(start, len(ids)) if ids[place] == eos), len(ids))
-        return cls(start, end, end)
-
-
-def needed_length(scored: Sequence[Scored], length: int) -> int:
-    """Return the length of a canvas that holds the longest text and, if texts end, one EOS."""
-    return min(length, max(one.end + one.ends for one in scored))
-
-
-@torch.no_grad()
-def bound(
-    pipe: "Crocodil", tokens: TokenIds, scored: Sequence[Scored], *, seed: int, num_draws: int
-) -> Float[Tensor, "B"]:
-    """Return an upper bound on -log p(answer, suffix | prompt) in nats, for generated canvases (decision D56).
-
-    The network is the base, or the demasker with an empty prefix: given registers, answers would be compared under
-    different ones. All answers are followed by the same suffix, so answers of different lengths can be compared.
-    Where the text goes on after the suffix, the rest stays masked and does not count.
-
-    It is cheap (decision D59): canvases are cut behind the longest text, all answers share the draws, also where
-    tokens of the suffix have other positions, and all draws of all answers are one batch.
-    """
-    length = needed_length(scored, tokens.shape[1])
-    start, suffix, end, ends = torch.tensor(scored, device=tokens.device).T[..., None]
-    position = torch.arange(length, device=tokens.device)
-    filling = torch.where(ends.bool(), pipe.tokenizer.special.eos, pipe.mask_id)
-    is_text = position < end
-    seen, given = torch.where(is_text, tokens[:, :length], filling), (position < start) | ~(is_text | ends.bool())
-    in_answer = (position < suffix) * (position - start)
-    after_it = (position >= suffix) * (length * (1 + ~is_text) + position - torch.where(is_text, suffix, end))
-
-    def demask(noisy_tokens: TokenIds, hidden: Positions) -> RowLogits:
-        if pipe.base is not None:
-            return pipe.base(noisy_tokens, rows=hidden)
-        empty = torch.zeros(len(noisy_tokens), 0, pipe.demasker.config.register_width, device=tokens.device)
-        return pipe.demasker(noisy_tokens, empty, rows=hidden)
-
-    return negative_elbo(
-        demask,
-        seen,
-        mask_id=pipe.mask_id,
-        streams=Streams.of("bound", seed, samples=[0] * len(tokens), device=tokens.device),
-        given=given,
-        num_draws=num_draws,
-        places=(in_answer + after_it).clamp(min=0),  # those before the answer are given
-        batch_size=pipe.affordable_batch(length),
-    )
