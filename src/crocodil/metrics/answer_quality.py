@@ -1,4 +1,4 @@
-"""How good an answer to a prompt is, beside the real one: the same text, a similar one, or one that fits its place.
+"""How good an answer to a prompt is, beside the real one: the same text, a similar one, one that fits its place.
 
 A text that fits its place parses there and keeps column and indentation. Texts are Python; where the real answer
 itself does not parse in place, or has no such column, a pair does not count (decision D58).
@@ -157,4 +157,3 @@ def _has_examples(text: str) -> bool:
 def _has_asserts(suffix: str) -> bool:
     """Whether a row of the suffix that starts at the first column is an assert."""
     return any(row.startswith("assert ") for row in suffix.split("\n"))
-

@@ -120,11 +120,10 @@ def complete_all(
         )
     else:
         made = _infilled(pipe, givens, count, tokens, length, seed, options)
-    orders, ranking = ranked(pipe, [one.answers for one in made], seed=seed, num_draws=bound_draws)
-    ranking = ranking._replace(seconds=ranking.seconds / len(places))
+    orders = ranked(pipe, [one.answers for one in made], seed=seed, num_draws=bound_draws)
     return [
         Answers(answers, one.prompt, one.suffix, one.seconds, ranking)
-        for one, answers in zip(made, orders, strict=True)
+        for one, (answers, ranking) in zip(made, orders, strict=True)
     ]
 
 

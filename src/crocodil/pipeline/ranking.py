@@ -36,7 +36,7 @@ class Answer:
 
 
 class Ranking(NamedTuple):
-    """What ranking all answers took: calls for each answer, over canvases of `length` tokens."""
+    """What ranking the answers to a prompt took: calls for each, over canvases of `length` tokens."""
 
     calls: int = 0
     length: int = 0
@@ -115,16 +115,29 @@ class Unranked:
 
 def ranked(
     pipe: "Crocodil", prompts: Sequence[Sequence[Unranked]], *, seed: int, num_draws: int
-) -> tuple[list[list[Answer]], Ranking]:
-    """Return the answers to each prompt, the most likely first, and what it took; without draws, in no order."""
-    made = [answer for answers in prompts for answer in answers]
-    nats, ranking = [math.nan] * len(made), Ranking()
-    if num_draws:
-        started_at = time.perf_counter()
-        canvases = torch.tensor([answer.tokens for answer in made], device=pipe.device)
-        scored = [answer.scored for answer in made]
-        nats = bound(pipe, canvases, scored, seed=seed, num_draws=num_draws).tolist()
-        ranking = Ranking(num_draws, needed_length(scored, canvases.shape[1]), time.perf_counter() - started_at)
-    spent, left = Cost(demasker_calls=num_draws), iter(nats)
-    lists = [[Answer(one.text, next(left), one.cost + spent) for one in answers] for answers in prompts]
-    return [sorted(answers, key=lambda answer: answer.nats) for answers in lists], ranking
+) -> list[tuple[list[Answer], Ranking]]:
+    """Return the answers to each prompt, the most likely first, and what it took; without draws, in no order.
+
+    Prompts whose canvases have the same length share batches, so the order does not depend on other prompts.
+    """
+    if not num_draws:
+        return [([Answer(one.text, math.nan, one.cost) for one in made], Ranking()) for made in prompts]
+    by_length: dict[int, list[int]] = {}
+    for number, made in enumerate(prompts):
+        length = needed_length([one.scored for one in made], len(made[0].tokens))
+        by_length.setdefault(length, []).append(number)
+    started_at = time.perf_counter()
+    nats: dict[int, list[float]] = {}
+    for numbers in by_length.values():
+        batch = [one for number in numbers for one in prompts[number]]
+        canvases = torch.tensor([one.tokens for one in batch], device=pipe.device)
+        found = iter(bound(pipe, canvases, [one.scored for one in batch], seed=seed, num_draws=num_draws).tolist())
+        nats |= {number: [next(found) for _ in prompts[number]] for number in numbers}
+    seconds, spent = (time.perf_counter() - started_at) / len(prompts), Cost(demasker_calls=num_draws)
+    orders: dict[int, tuple[list[Answer], Ranking]] = {}
+    for length, numbers in by_length.items():
+        for number in numbers:
+            rows = zip(prompts[number], nats[number], strict=True)
+            answers = [Answer(one.text, bits, one.cost + spent) for one, bits in rows]
+            orders[number] = sorted(answers, key=lambda one: one.nats), Ranking(num_draws, length, seconds)
+    return [orders[number] for number in range(len(prompts))]
