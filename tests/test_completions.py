@@ -1,4 +1,4 @@
-"""Answers to prompts are measured: exact values on pairs made by hand, and one command for a table of all methods."""
+"""Answers to prompts are measured: exact values on pairs made by hand, and rows of every method."""
 
 import json
 
@@ -9,11 +9,15 @@ from typer.testing import CliRunner
 
 from crocodil import cli
 from crocodil.corpus.pairs import Pair, Pairs, write_pairs
-from crocodil.judges import LanguageModel
+from crocodil.judges import Evaluator, LanguageModel
 from crocodil.judges.continuing import continued
 from crocodil.judges.judged_answers import JudgedPairs
 from crocodil.pipeline import Crocodil, Settings
+from crocodil.reproduce.context import Context
+from crocodil.reproduce.document import as_markdown
+from crocodil.reproduce.experiments import completions
 from crocodil.reproduce.experiments.completions import most_common, place_of
+from crocodil.reproduce.protocol import TINY
 from crocodil.reproduce.store import read_rows, select
 from crocodil.runtime.sandbox import can_run_checks
 
@@ -119,8 +123,7 @@ def test_the_most_common_answer_stands_at_the_column_of_each_prompt(pairs):
 
 
 @pytest.fixture(scope="module")
-def results(pairs, corpus, trained, judge_folder, tmp_path_factory):
-    """The folder that one command writes."""
+def context(pairs, corpus, trained, judge, tmp_path_factory):
     networks = {
         name: trained / stage / "model" / network
         for name, stage, network in (
@@ -128,25 +131,20 @@ def results(pairs, corpus, trained, judge_folder, tmp_path_factory):
             ("conditional", "conditional", "denoiser"), ("base", "base", "demasker"),
         )
     }  # fmt: skip
-    settings = Settings(length=64, lengths=(64,))
-    pipe = Crocodil.assemble(
-        networks, tokenizer=corpus.directory / "tokenizer.json", settings=settings, device="cpu"
-    )
-    folder = tmp_path_factory.mktemp("completions")
-    pipe.save_pretrained(folder / "model")
-    words = [
-        "reproduce", "completions", "--preset", "tiny", "--model", folder / "model", "--data", corpus.directory,
-        "--judge", judge_folder, "--pairs", pairs, "--causal", judge_folder, "--out", folder / "results",
-        "--device", "cpu",
-    ]  # fmt: skip
-    for _ in range(2):  # the second time nothing is computed
-        result = CliRunner().invoke(cli.app, [str(word) for word in words])
-        assert result.exit_code == 0, (result.output, result.exception)
-    return folder / "results"
+    settings, tokenizer = Settings(length=64, lengths=(64,)), corpus.directory / "tokenizer.json"
+    pipe = Crocodil.assemble(networks, tokenizer=tokenizer, settings=settings, device="cpu")
+    return Context.for_model(
+        pipe, corpus=corpus, evaluator=Evaluator(judge=judge, tokenizer=pipe.tokenizer), protocol=TINY,
+        results=tmp_path_factory.mktemp("results"), pairs=Pairs(pairs), causal=judge,
+    )  # fmt: skip
 
 
-def test_every_kind_is_answered_by_every_method_once_and_rows_hold_their_conditions(results):
-    rows = read_rows(results / "completions.jsonl")
+@pytest.fixture(scope="module")
+def rows(context):
+    return completions.compute(context)
+
+
+def test_every_kind_is_answered_by_every_method_once_and_rows_hold_their_conditions(rows, context):
     methods = {"real", "empty", "most common", "causal", "conwithindisc", "conthendisc", "base"}
     assert sorted((row["kind"], row["method"]) for row in rows) == sorted(
         (kind, method) for kind in ("body", "own") for method in methods
@@ -155,12 +153,14 @@ def test_every_kind_is_answered_by_every_method_once_and_rows_hold_their_conditi
         assert row["num_samples"] == 2
         assert {"judge", "seed", "commit", "pairs", "split", "nfe", "flop_nfe", "seconds", "answers"} < set(row)
         assert all(f"{name}_spread" in row for name in ("exact_match", "edit_similarity", "parse_share"))
-        assert (row["bits_per_byte"] is None) == (row["method"] in ("causal", "empty"))  # the judge's own texts
+        has_bits = row["method"] != "causal" and row["empty_share"] < 1  # no judge judges its own texts
+        assert (row["bits_per_byte"] is not None) == has_bits
     assert all(row["exact_match"] == 1 for row in select(rows, method="real"))
+    assert completions.compute(context) == rows  # from the file
+    assert len(read_rows(context.store.file("completions"))) == len(rows)
 
 
-def test_the_base_answers_at_the_cost_of_the_guided_method(results):
-    rows = read_rows(results / "completions.jsonl")
+def test_the_base_answers_at_the_cost_of_the_guided_method(rows):
     for kind in ("body", "own"):
         (guided,), (base,) = (select(rows, kind=kind, method=method) for method in ("conwithindisc", "base"))
         assert base["at_cost_of"] == "conwithindisc with 2 calls"
@@ -169,13 +169,13 @@ def test_the_base_answers_at_the_cost_of_the_guided_method(results):
         assert 0 < guided["ranking_flop_nfe"] < guided["flop_nfe"]
 
 
-def test_the_report_has_a_table_of_answers_to_prompts_and_unpicked_ones(results):
-    report = (results / "report.md").read_text()
-    assert "## Answers to prompts" in report
-    assert "base, infilling, at the cost of conwithindisc with 2 calls" in report
-    assert report.count("# >>> the answer") == 4
+def test_the_section_of_the_report_has_a_table_for_each_kind_and_unpicked_answers(rows):
+    section = as_markdown("", [completions.show(rows)], {})
+    assert "base, infilling, at the cost of conwithindisc with 2 calls" in section
+    assert section.count("| real answers |") == 2
+    assert section.count("# >>> the answer") == 4
 
 
-def test_completions_need_pairs(capsys):
-    result = CliRunner().invoke(cli.app, ["reproduce", "completions"])
-    assert "needs" in str(result.exception)
+def test_completions_need_pairs(corpus):
+    words = ["reproduce", "completions", "--data", str(corpus.directory)]
+    assert "completions needs --pairs" in str(CliRunner().invoke(cli.app, words).exception)
