@@ -106,8 +106,8 @@ def pairs(tmp_path_factory):
         for n, answer in enumerate(answers)
     ]
     testing = [
-        {"prompt": pair.prompt, "answer": pair.answer, "suffix": pair.suffix, "kind": pair.kind, "split": "test"}
-        for pair in PAIRS
+        {"prompt": f"def g{n}(x):\n", "answer": "    return x", "suffix": suffix, "kind": kind, "split": "test"}
+        for n, (kind, suffix) in enumerate([("body", ""), ("body", ""), ("own", "\n"), ("own", "\n\n\ng(1)\n")])
     ]
     file = folder / "rows.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in [*training, *testing]))

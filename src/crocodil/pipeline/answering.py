@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Int
 from torch import Tensor
 
@@ -18,7 +19,7 @@ from crocodil.models.length_head import LengthHead
 from crocodil.models.register_denoiser import Condition, RegisterDenoiser
 from crocodil.models.register_encoder import RegisterEncoder
 from crocodil.pipeline.batches import Job, SampleBatch, Watch
-from crocodil.pipeline.canvases import allowed_at, starts_text
+from crocodil.pipeline.canvases import allowed_at, stacked, starts_text
 from crocodil.pipeline.settings import Method
 from crocodil.processes.gaussian import OnStep
 from crocodil.sampling import algorithms
@@ -26,7 +27,7 @@ from crocodil.sampling.configs import Decoding, Drawing
 from crocodil.sampling.cost import Cost
 from crocodil.sampling.decode import Engine, settle
 from crocodil.sampling.guidance import Guided
-from crocodil.sampling.state import Canvas, Draw, Samples
+from crocodil.sampling.state import Canvas, Draw, Samples, refresh_streams
 from crocodil.seeding import Streams
 from crocodil.shapes import RegisterBank, TokenIds
 from crocodil.text.encode import encode_checked
@@ -67,10 +68,12 @@ class PromptedModel:
         """Tokens of the longest answer."""
         return self.length_head.config.max_length
 
-    def encode_prompt(self, pair: TokenizedPair) -> RegisterBank:
-        """Return h_kappa(c)."""
-        ids = pair.prompt_canvas(self.tokenizer.special, self.length_head.config.prompt_length)
-        return self._encode(self.prompt_encoder, torch.tensor([ids], device=self.device))
+    def encode_prompts(self, pairs: Sequence[TokenizedPair], batch_size: int) -> RegisterBank:
+        """Return h_kappa(c) of each prompt."""
+        length = self.length_head.config.prompt_length
+        ids = [pair.prompt_canvas(self.tokenizer.special, length) for pair in pairs]
+        batches = torch.tensor(ids, device=self.device).split(batch_size)
+        return torch.cat([self._encode(self.prompt_encoder, batch) for batch in batches])
 
     @torch.no_grad()
     def _encode(self, encoder: RegisterEncoder, tokens: TokenIds) -> RegisterBank:
@@ -79,7 +82,7 @@ class PromptedModel:
 
     @torch.no_grad()
     def lengths(self, prompt: Condition, count: int) -> list[int]:
-        """Return the lengths of answers: evenly spaced quantiles of the length head. Likely ones repeat."""
+        """Return lengths of answers to a prompt: evenly spaced quantiles of the length head. Likely ones repeat."""
         shares = (torch.arange(count, device=self.device) + 0.5) / count
         return self.length_head.quantiles(prompt, shares).tolist()
 
@@ -119,21 +122,35 @@ class PromptedModel:
         )
         return Draw(drawn.registers, drawn.cost + Cost(encoder_calls=int(answers is not None)))
 
-    def answer_canvases(self, texts: TokenIds, where: range) -> Int[Tensor, "B M"]:
+    def answer_canvases(self, texts: TokenIds, wheres: Sequence[range]) -> Int[Tensor, "B M"]:
         """Return the answers of texts, each on a canvas of its own, as h_phi read them in training."""
         special, length = self.tokenizer.special, self.length_head.config.answer_length
-        canvases = torch.full((len(texts), length), special.eos, device=texts.device)
-        canvases[:, 0] = special.bos
-        canvases[:, 1 : 1 + len(where)] = texts[:, where.start : where.stop]
-        return canvases
+        start, stop = torch.tensor([(where.start, where.stop) for where in wheres], device=texts.device).T[
+            ..., None
+        ]
+        position = start + torch.arange(length - 1, device=texts.device)
+        answers = texts.gather(1, position.clamp(max=texts.shape[1] - 1)).where(position < stop, special.eos)
+        return F.pad(answers, (1, 0), value=special.bos)
 
     def sampler(
-        self, prompt: Condition, where: range, decoding: Decoding, drawing: Drawing, strengths: Strengths
+        self,
+        prompts: RegisterBank,
+        wheres: Sequence[range],
+        decoding: Decoding,
+        drawing: Drawing,
+        strengths: Strengths,
     ) -> SampleBatch:
-        """Return Algorithm 3 with a prompt, for answers that stand at one place; without refreshes Algorithm 2."""
+        """Return Algorithm 3 with a prompt for each sample; without refreshes Algorithm 2."""
         demask = Guided(self.demasker, drawing.num_registers)
 
         def sample(numbers: range, canvas: Canvas, streams: Streams, watch: Watch) -> Samples:
+            prompt, places = prompts[numbers.start : numbers.stop], wheres[numbers.start : numbers.stop]
+            calls = algorithms.calls_at(drawing.refresh_at, decoding.plan(canvas.length).num_calls)
+            number_of = {
+                key: number
+                for call in calls
+                for number, key in enumerate(refresh_streams(streams, call).keys.tolist())
+            }
             spent = Cost(encoder_calls=1)  # the prompt
             if canvas.allowed is not None:
                 canvas, cost = settle(demask, canvas, decoding, streams=streams)
@@ -144,13 +161,14 @@ class PromptedModel:
                 return self.draw(prompt, drawing, strengths, streams, num_steps=steps, on_step=watch.on_step)
 
             def redraw(texts: TokenIds, registers: RegisterBank | None, streams: Streams) -> Draw:
+                left = [number_of[key] for key in streams.keys.tolist()]  # finished samples have left the batch
                 return self.draw(
-                    prompt,
+                    prompt[left],
                     drawing,
                     strengths,
                     streams,
                     num_steps=drawing.refresh_steps,
-                    answers=self.answer_canvases(texts, where),
+                    answers=self.answer_canvases(texts, [places[number] for number in left]),
                     replaced=registers,
                     on_step=watch.on_step,
                 )
@@ -192,13 +210,13 @@ def fitted_pair(pair: TokenizedPair, *, length: int, longest: int) -> TokenizedP
 def generate_answers(
     pipe: "Crocodil",
     model: PromptedModel,
-    pair: TokenizedPair,
-    prompt: Condition,
-    lengths: Sequence[int],
+    pairs: Sequence[TokenizedPair],
+    prompts: RegisterBank,
+    lengths: Sequence[Sequence[int]],
     *,
     length: int,
     seed: int,
-    at_column: bool,
+    at_column: Sequence[bool],
     strengths: Strengths,
     method: Method | str = Method.CON_WITHIN_DISC,
     decoding: Decoding | None = None,
@@ -206,10 +224,10 @@ def generate_answers(
     batch_size: int | None = None,
     show_progress: bool = True,
     **knobs: Any,
-) -> tuple[list[Answered], float]:
-    """Generate one answer for each of these lengths; return them in order, and the seconds that it took.
+) -> tuple[list[list[Answered]], float]:
+    """Generate answers of these lengths to each prompt; return them in order, and the seconds that it took.
 
-    Answers of one length share a batch. Answer 7 of a seed and a length does not depend on the others.
+    Answers of similar lengths share a batch. Answer 7 of a seed and a length does not depend on the others.
     """
     decoding, drawing = pipe._sampling(Method(method), decoding, drawing, knobs)
     if Method(method) is Method.CON_THEN_DISC:
@@ -217,18 +235,21 @@ def generate_answers(
     num_calls = decoding.plan(length).num_calls
     num_refreshes = len(algorithms.calls_at(drawing.refresh_at, num_calls))
     num_ticks = num_calls + drawing.prior_steps + num_refreshes * drawing.refresh_steps
-    answered: dict[int, Answered] = {}
-    seconds = 0.0
-    for number_of_tokens in sorted(set(lengths)):
-        canvas, where = _canvas(model, pair, number_of_tokens, length=length, at_column=at_column)
-        numbers = [number for number, tokens in enumerate(lengths) if tokens == number_of_tokens]
-        sample = model.sampler(prompt, where, decoding, drawing, strengths)
-        job = Job(sample, canvas, ("generate", seed), len(numbers), num_ticks, numbers=numbers)
-        made = pipe._run(job, decoding, batch_size, None, show_progress)
-        seconds += made.seconds
-        for number, ids, cost in zip(numbers, made.tokens.tolist(), made.costs, strict=True):
-            answered[number] = Answered(ids, where, cost)
-    return [answered[number] for number in range(len(lengths))], seconds
+    wanted = [(prompt, tokens) for prompt, numbers in enumerate(lengths) for tokens in numbers]
+    order = sorted(range(len(wanted)), key=lambda number: wanted[number][1])
+    canvases, wheres = [], []
+    for prompt, tokens in (wanted[number] for number in order):
+        canvas, where = _canvas(model, pairs[prompt], tokens, length=length, at_column=at_column[prompt])
+        canvases.append(canvas)
+        wheres.append(where)
+    sample = model.sampler(prompts[[wanted[number][0] for number in order]], wheres, decoding, drawing, strengths)
+    canvas = stacked(canvases).to(model.device)
+    job = Job(sample, canvas, ("generate", seed), len(order), num_ticks, numbers=order)
+    made = pipe._run(job, decoding, batch_size, None, show_progress)
+    rows = zip(order, made.tokens.tolist(), wheres, made.costs, strict=True)
+    answered = {number: Answered(ids, where, cost) for number, ids, where, cost in rows}
+    left = iter(range(len(order)))
+    return [[answered[next(left)] for _ in numbers] for numbers in lengths], made.seconds
 
 
 def _canvas(
@@ -241,4 +262,4 @@ def _canvas(
     allowed = None
     if at_column:
         allowed = allowed_at({where.start: starts_text(model.tokenizer)}, length, model.tokenizer)
-    return Canvas(torch.tensor([ids]), special.mask, special.eos, allowed).to(model.device), where
+    return Canvas(torch.tensor([ids]), special.mask, special.eos, allowed), where

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from crocodil.pipeline.answering import PromptedModel, Strengths, fitted_pair, generate_answers
+from crocodil.pipeline.answering import Answered, PromptedModel, Strengths, fitted_pair, generate_answers
 from crocodil.pipeline.canvases import Given, head_that_fits, layout, tail_that_fits
 from crocodil.pipeline.ranking import BOUND_DRAWS, Answer, Ranking, Scored, Unranked, ranked
 from crocodil.pipeline.results import SEPARATOR
 from crocodil.pipeline.settings import Method
 from crocodil.text.positions import Place, indentation_after
-from crocodil.text.prompts import Split, tokenize_pairs
+from crocodil.text.prompts import Split, TokenizedPair, tokenize_pairs
 
 if TYPE_CHECKING:
     from crocodil.pipeline.crocodil import Crocodil
@@ -110,10 +110,7 @@ def complete_all(
     strengths, is_base = Strengths(condition_scale, prompt_scale), options.get("method") == Method.BASE
     givens = [Given(prefix=place.prefix, suffix=place.suffix, at_column=place.at_column) for place in places]
     if pipe.answering is not None and not is_base:
-        made = [
-            _prompted(pipe, pipe.answering, given, strengths, count, tokens, length, seed + number, options)
-            for number, given in enumerate(givens)
-        ]
+        made = _prompted(pipe, pipe.answering, givens, strengths, count, tokens, length, seed, options)
     elif strengths != Strengths():
         raise ValueError(
             "condition_scale and prompt_scale need a model with stage prompted, and a method with registers"
@@ -175,39 +172,52 @@ def _place_on_canvas(pipe: "Crocodil", ids: list[int], given: Given, length: int
 def _prompted(
     pipe: "Crocodil",
     model: PromptedModel,
-    given: Given,
+    givens: Sequence[Given],
     strengths: Strengths,
     count: int,
     tokens: int | None,
     length: int,
     seed: int,
     options: dict[str, Any],
-) -> _Made:
+) -> list[_Made]:
     """Answer with the networks of stage prompted: they know how long an answer is."""
     if tokens is not None and tokens > model.longest:
         raise ValueError(f"this model answers with at most {model.longest} tokens, not {tokens}")
     longest = min(model.longest if tokens is None else tokens, length - 3)
-    moved = "" if given.at_column or not given.prefix.endswith("\n") else indentation_after(given.prefix)
-    (whole,) = tokenize_pairs([Split(given.prefix + moved, "", given.suffix)], pipe.tokenizer)
-    pair = fitted_pair(whole, length=length, longest=longest)
-    prompt = model.encode_prompt(whole)
-    lengths = model.lengths(prompt, count) if tokens is None else [tokens] * count
-    lengths = [min(number, longest) for number in lengths]
+    moved = [
+        "" if given.at_column or not given.prefix.endswith("\n") else indentation_after(given.prefix)
+        for given in givens
+    ]
+    splits = [Split(given.prefix + blank, "", given.suffix) for given, blank in zip(givens, moved, strict=True)]
+    wholes = tokenize_pairs(splits, pipe.tokenizer)
+    pairs = [fitted_pair(whole, length=length, longest=longest) for whole in wholes]
+    prompts = model.encode_prompts(wholes, options.get("batch_size") or pipe.affordable_batch(length))
+    drawn = [model.lengths(prompt, count) if tokens is None else [tokens] * count for prompt in prompts.split(1)]
     made, seconds = generate_answers(
-        pipe, model, pair, prompt, lengths, length=length, seed=seed,
-        at_column=given.at_column or given.prefix.endswith("\n"),
+        pipe, model, pairs, prompts, [[min(number, longest) for number in lengths] for lengths in drawn],
+        length=length, seed=seed, at_column=[given.at_column or given.prefix.endswith("\n") for given in givens],
         strengths=strengths, **options,
     )  # fmt: skip
+    return [
+        _Made(*_texts_of(pipe, pair, given, blank, answered), seconds / len(givens))
+        for pair, given, blank, answered in zip(pairs, givens, moved, made, strict=True)
+    ]
+
+
+def _texts_of(
+    pipe: "Crocodil", pair: TokenizedPair, given: Given, moved: str, answered: Sequence[Answered]
+) -> tuple[list[Unranked], str, str]:
+    """Return the answers to a prompt, and the parts of prompt and suffix that the model saw."""
 
     def text_of(ids: Sequence[int]) -> str:
         return pipe.tokenizer.decode([pipe.tokenizer.special.bos, *ids])
 
     prefix, suffix = text_of(pair.prefix).removesuffix(moved), text_of(pair.suffix)
     answers = []
-    for ids, where, cost in made:
+    for ids, where, cost in answered:
         scored = Scored(where.start, where.stop, where.stop + len(pair.suffix), ends=suffix == given.suffix)
         answers.append(Unranked(moved + text_of(ids[where.start : where.stop]), ids, scored, cost))
-    return _Made(answers, prefix, suffix, seconds)
+    return answers, prefix, suffix
 
 
 def _fitted(pipe: "Crocodil", given: Given, length: int, tokens: int | None) -> Given:
