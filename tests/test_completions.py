@@ -9,15 +9,11 @@ from typer.testing import CliRunner
 
 from crocodil import cli
 from crocodil.corpus.pairs import Pair, Pairs, write_pairs
-from crocodil.judges import Evaluator, LanguageModel
+from crocodil.judges import LanguageModel
 from crocodil.judges.continuing import continued
 from crocodil.judges.judged_answers import JudgedPairs
 from crocodil.pipeline import Crocodil, Settings
-from crocodil.reproduce.context import Context
-from crocodil.reproduce.document import as_markdown
-from crocodil.reproduce.experiments import completions
 from crocodil.reproduce.experiments.completions import most_common, place_of
-from crocodil.reproduce.protocol import TINY
 from crocodil.reproduce.store import read_rows, select
 from crocodil.runtime.sandbox import can_run_checks
 
@@ -123,7 +119,8 @@ def test_the_most_common_answer_stands_at_the_column_of_each_prompt(pairs):
 
 
 @pytest.fixture(scope="module")
-def context(pairs, corpus, trained, judge, tmp_path_factory):
+def results(pairs, corpus, trained, judge_folder, tmp_path_factory):
+    """The folder that one command writes."""
     networks = {
         name: trained / stage / "model" / network
         for name, stage, network in (
@@ -132,19 +129,25 @@ def context(pairs, corpus, trained, judge, tmp_path_factory):
         )
     }  # fmt: skip
     settings, tokenizer = Settings(length=64, lengths=(64,)), corpus.directory / "tokenizer.json"
+    folder = tmp_path_factory.mktemp("completions")
     pipe = Crocodil.assemble(networks, tokenizer=tokenizer, settings=settings, device="cpu")
-    return Context.for_model(
-        pipe, corpus=corpus, evaluator=Evaluator(judge=judge, tokenizer=pipe.tokenizer), protocol=TINY,
-        results=tmp_path_factory.mktemp("results"), pairs=Pairs(pairs), causal=judge,
-    )  # fmt: skip
+    pipe.save_pretrained(folder / "model")
+    words = [
+        "reproduce", "completions", "--preset", "tiny", "--model", folder / "model", "--data", corpus.directory,
+        "--judge", judge_folder, "--pairs", pairs, "--causal", judge_folder, "--out", folder / "results",
+        "--device", "cpu",
+    ]  # fmt: skip
+    result = CliRunner().invoke(cli.app, [str(word) for word in words])
+    assert result.exit_code == 0, (result.output, result.exception)
+    return folder / "results"
 
 
 @pytest.fixture(scope="module")
-def rows(context):
-    return completions.compute(context)
+def rows(results):
+    return read_rows(results / "completions.jsonl")
 
 
-def test_every_kind_is_answered_by_every_method_once_and_rows_hold_their_conditions(rows, context):
+def test_every_kind_is_answered_by_every_method_once_and_rows_hold_their_conditions(rows):
     methods = {"real", "empty", "most common", "causal", "conwithindisc", "conthendisc", "base"}
     assert sorted((row["kind"], row["method"]) for row in rows) == sorted(
         (kind, method) for kind in ("body", "own") for method in methods
@@ -156,8 +159,6 @@ def test_every_kind_is_answered_by_every_method_once_and_rows_hold_their_conditi
         has_bits = row["method"] != "causal" and row["empty_share"] < 1  # no judge judges its own texts
         assert (row["bits_per_byte"] is not None) == has_bits
     assert all(row["exact_match"] == 1 for row in select(rows, method="real"))
-    assert completions.compute(context) == rows  # from the file
-    assert len(read_rows(context.store.file("completions"))) == len(rows)
 
 
 def test_the_base_answers_at_the_cost_of_the_guided_method(rows):
@@ -169,8 +170,8 @@ def test_the_base_answers_at_the_cost_of_the_guided_method(rows):
         assert 0 < guided["ranking_flop_nfe"] < guided["flop_nfe"]
 
 
-def test_the_section_of_the_report_has_a_table_for_each_kind_and_unpicked_answers(rows):
-    section = as_markdown("", [completions.show(rows)], {})
+def test_the_report_has_a_table_for_each_kind_and_unpicked_answers(results):
+    section = (results / "report.md").read_text().split("## Answers to prompts")[1]
     assert "base, infilling, at the cost of conwithindisc with 2 calls" in section
     assert section.count("| real answers |") == 2
     assert section.count("# >>> the answer") == 4

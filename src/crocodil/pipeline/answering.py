@@ -82,7 +82,7 @@ class PromptedModel:
 
     @torch.no_grad()
     def lengths(self, prompt: Condition, count: int) -> list[int]:
-        """Return lengths of answers to a prompt: evenly spaced quantiles of the length head. Likely ones repeat."""
+        """Return lengths for answers to a prompt: evenly spaced quantiles of the length head; they may repeat."""
         shares = (torch.arange(count, device=self.device) + 0.5) / count
         return self.length_head.quantiles(prompt, shares).tolist()
 
