@@ -1,6 +1,7 @@
 """Answers at a place in a file: column, indentation and the text around are right, and likely ones are first."""
 
 import json
+import math
 from dataclasses import replace
 
 import pytest
@@ -8,9 +9,12 @@ import torch
 from typer.testing import CliRunner
 
 from crocodil import cli
+from crocodil.metrics import negative_elbo
 from crocodil.pipeline import Given
 from crocodil.pipeline.canvases import layout
-from crocodil.pipeline.completing import Scored, answer_lengths, bound
+from crocodil.pipeline.completing import answer_lengths
+from crocodil.pipeline.ranking import Scored, bound
+from crocodil.seeding import Streams
 from crocodil.text.positions import indentation_after, parse_place, place_in
 
 FILE = 'def mean(values):\n    """Return the mean."""\n\ndef q1_alpha_0(q1_delta):\n    return total\n'
@@ -93,7 +97,9 @@ def test_a_prompt_that_is_too_long_is_seen_in_part_and_the_text_may_go_on(traine
     assert len(answer.text) < 64
 
 
-def test_the_bound_prefers_what_the_model_has_learned_whatever_the_lengths(trained_pipe):
+@pytest.fixture(scope="module")
+def candidates(trained_pipe):
+    """A model, canvases with three answers of different lengths, and where these stand."""
     pipe, prefix = trained_pipe, "def q1_alpha_0(q1_delta, scale=0):\n    "
     texts = ["total = math.sqrt(q1_delta)", "]]]]", "zzzzzzzzzz 77777 ((((( @@@@@"]
     suffix = "\n    return total\n"
@@ -103,9 +109,59 @@ def test_the_bound_prefers_what_the_model_has_learned_whatever_the_lengths(train
         given = Given(prefix=prefix, suffix=suffix, tokens=len(ids), at_column=True)
         parts = layout(given, pipe.tokenizer, length=64)
         rows.append([*parts.before, *ids, *parts.after, *parts.rest])
-        scored.append(Scored(len(parts.before), 64))
-    nats = bound(pipe, torch.tensor(rows), scored, seed=0, num_draws=16)
-    assert nats.argmin() == 0
+        scored.append(Scored(len(parts.before), parts.end - len(parts.after), parts.end))
+    return pipe, torch.tensor(rows), scored
+
+
+def test_the_bound_prefers_what_the_model_has_learned_whatever_the_lengths(candidates):
+    assert bound(*candidates, seed=0, num_draws=16).argmin() == 0
+
+
+def test_the_cheap_bound_has_the_mean_of_the_clear_one_and_sharper_differences(candidates):
+    pipe, tokens, scored = candidates
+    length, times = max(one.end for one in scored) + 1, 16
+    given = torch.arange(length) < torch.tensor([[one.start] for one in scored])
+    own = negative_elbo(  # every answer has its own draws
+        lambda noisy, hidden: pipe.base(noisy, rows=hidden),
+        tokens[:, :length].repeat(times, 1),
+        mask_id=pipe.mask_id,
+        given=given.repeat(times, 1),
+        num_draws=4,
+        streams=Streams.of("clear", samples=range(times * len(tokens))),
+    ).view(times, -1)
+    shared = torch.stack([bound(pipe, tokens, scored, seed=seed, num_draws=4) for seed in range(times)])
+    error = ((own.var(dim=0) + shared.var(dim=0)) / times).sqrt()
+    assert ((own.mean(dim=0) - shared.mean(dim=0)).abs() < 3 * error).all()
+    assert (shared[:, 0] - shared[:, 1]).std() < (own[:, 0] - own[:, 1]).std()
+
+
+def test_suffix_tokens_are_hidden_together_in_answers_of_all_lengths(candidates):
+    pipe, tokens, scored = candidates
+    seen = []
+    hooked = pipe.base.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0] == pipe.mask_id))
+    bound(pipe, tokens, scored, seed=0, num_draws=4)
+    hooked.remove()
+    (hidden,) = seen  # one call for all draws of all answers
+    assert hidden.shape == (12, max(one.end for one in scored) + 1)
+    suffixes = [row[scored[n % 3].suffix : scored[n % 3].end] for n, row in enumerate(hidden)]
+    differences = sum(int((one ^ other).sum()) for one, other in zip(suffixes[0::3], suffixes[1::3], strict=True))
+    assert differences <= 4  # of 4 maskings; numbers of hidden tokens differ with the lengths
+
+
+def test_a_single_answer_needs_no_bound_and_ranking_says_what_it_took(trained_pipe):
+    answers = trained_pipe.complete(FILE, count=1, calls=2, bound_draws=0, tokens=3)
+    assert math.isnan(answers[0].nats)
+    assert answers.ranking.calls == 0
+    ranked = trained_pipe.complete(FILE[:30], count=2, calls=2, bound_draws=2, tokens=3)
+    assert (ranked.ranking.calls, ranked.ranking.length) == (2, trained_pipe_length(trained_pipe, FILE[:30]) + 4)
+    assert ranked.ranking.seconds > 0
+    with pytest.raises(ValueError, match="several are ranked with at least one call"):
+        trained_pipe.complete(FILE, count=2, bound_draws=0)
+
+
+def trained_pipe_length(pipe, text):
+    """Return the number of tokens of a prompt with its BOS, or without its last one, which is healed."""
+    return len(layout(Given(prefix=text, tokens=3), pipe.tokenizer, length=64).before)
 
 
 def test_lengths_are_spread_and_given_ones_are_kept(trained_pipe):

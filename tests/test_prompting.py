@@ -13,9 +13,12 @@ from crocodil import cli
 from crocodil.corpus.cuts import Cuts
 from crocodil.corpus.pairs import write_pairs
 from crocodil.objectives import PromptedObjective
-from crocodil.pipeline import Crocodil
+from crocodil.pipeline import Crocodil, Method
+from crocodil.pipeline.completing import complete_all
 from crocodil.presets.runs import tiny
+from crocodil.reproduce.experiments.completions import price
 from crocodil.sampling.cost import Cost
+from crocodil.text.positions import Place
 from crocodil.text.prompts import TokenizedPair, at_column
 from crocodil.text.tokenizer import SpecialIds
 from crocodil.training.run import run_stage
@@ -139,6 +142,7 @@ def pipe(folder):
 
 
 PROMPT = "def q1_alpha_0(q1_delta):\n"
+PROMPT_AND_SUFFIX = (PROMPT, "\n\n")
 
 
 @pytest.mark.parametrize("method", ["conthendisc", "conwithindisc"])
@@ -157,8 +161,24 @@ def test_answers_follow_prompt_condition_and_length_head(pipe, method):
         assert [one.text for one in again] == [one.text for one in answers]
 
 
+def test_many_places_have_the_answers_that_they_have_alone_and_a_price(pipe):
+    places = [Place(PROMPT, "\n\n", False), Place("def f(x):\n    ", "", True)]
+    options = {"count": 2, "calls": 4, "bound_draws": 2}
+    batch = complete_all(pipe, places, length=64, **options)
+    alone = complete_all(pipe, places, length=64, **options, batch_size=1)
+    assert [[one.text for one in answers] for answers in batch] == [
+        [one.text for one in answers] for answers in alone
+    ]
+    first = pipe.complete(*PROMPT_AND_SUFFIX, length=64, **options)
+    assert [one.text for one in first] == [one.text for one in batch[0]]
+    assert [one.nats for one in first] == pytest.approx([one.nats for one in batch[0]])
+    cost = price(pipe, Method.CON_WITHIN_DISC, first, 64)
+    assert cost.nfe > sum(one.cost.demasker_calls for one in first)  # and the calls of the prior
+    assert cost.ranking_flop_nfe == 2 * 2 * first.ranking.length / 64
+
+
 def test_a_given_length_is_kept_and_too_long_a_one_is_refused(pipe):
-    drawn = pipe.answering.lengths(pipe.answering.encode_prompt(TokenizedPair([5], [], [])), 4)
+    drawn = pipe.answering.lengths(pipe.answering.encode_prompts([TokenizedPair([5], [], [])], 1), 4)
     assert len(set(drawn)) > 1  # the head is hardly trained
     (answer,) = pipe.complete(PROMPT, count=1, tokens=3, calls=2, bound_draws=1)
     assert answer.text.strip()
@@ -171,7 +191,7 @@ def test_a_given_length_is_kept_and_too_long_a_one_is_refused(pipe):
 def test_a_refresh_reads_the_answer_on_a_canvas_of_its_own(pipe):
     model, special = pipe.answering, pipe.tokenizer.special
     texts = torch.tensor([[special.bos, 7, special.mask, 9, 8, special.eos]])
-    canvas = model.answer_canvases(texts, range(2, 4))
+    canvas = model.answer_canvases(texts, [range(2, 4)])
     assert canvas.shape == (1, 32)
     assert canvas[0, :4].tolist() == [special.bos, special.mask, 9, special.eos]
 

@@ -35,7 +35,9 @@ def print_answers(
     if verbose:
         calls = sum(answer.cost.demasker_calls for answer in answers)
         typer.echo(
-            f"{len(answers)} answers, {calls} demasker calls, {answers.seconds:.1f} s to generate", err=True
+            f"{len(answers)} answers, {calls} demasker calls, {answers.seconds:.1f} s to generate and "
+            f"{answers.ranking.seconds:.1f} s to rank",
+            err=True,
         )
 
 

@@ -173,7 +173,7 @@ Experiment = Literal[
     "all",
     "model", "reference", "anchor", "demasker", "autoencoder", "generation", "memorisation", "seconds",
     "cpu-seconds", "noise", "interpolation", "psnr", "prdc", "register-count", "refresh", "variants",
-    "variant-autoencoders", "two-sentences",
+    "variant-autoencoders", "completions", "two-sentences",
 ]  # fmt: skip
 
 # ---------------------------------------------------------------- options of several commands

@@ -19,8 +19,9 @@ from crocodil.runtime import config
 from crocodil.sampling.configs import Decoding, Drawing
 
 if TYPE_CHECKING:
+    from crocodil.corpus.pairs import Pairs
     from crocodil.corpus.shards import Corpus
-    from crocodil.judges import Evaluator
+    from crocodil.judges import Evaluator, LanguageModel
     from crocodil.pipeline import Crocodil
     from crocodil.reproduce.protocol import Protocol
 
@@ -130,6 +131,14 @@ def reproduce(
         typer.Option(help=f"The causal language model for Gen-PPL and MAUVE; default: {options.DEFAULT_JUDGE}."),
     ] = None,
     embedder: Annotated[str | None, typer.Option(help="The model for BERTScore.")] = None,
+    pairs: Annotated[
+        Path | None,
+        typer.Option(metavar="PAIRS", help="Prompts and answers of `corpus pairs`, for experiment completions."),
+    ] = None,
+    causal: Annotated[
+        str | None,
+        typer.Option(metavar="JUDGE", help="A causal language model that answers the same prompts."),
+    ] = None,
     ablation_model: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME=DIR", help="A variant of the model, e.g. 'without register noise=DIR'."),
@@ -158,6 +167,7 @@ def reproduce(
     given = {"preset": preset, "judge": judge, "embedder": embedder, "seed": seed}
     how = _by_preset(given, paper_steps) if protocol is None else _by_file(protocol, given, paper_steps)
     corpus, test_corpus = _corpora(data, test)
+    prompts = _pairs(pairs, causal, experiments)
     for folder in model or [BUILTIN]:
         read_settings(settings_file(folder))
     bases = [local_folder(folder) for folder in base or ()]
@@ -177,6 +187,7 @@ def reproduce(
     pipes = [replace(pipe, compiled=False) for pipe in pipes]
     variants = {name: Crocodil.from_pretrained(path, device=device) for name, path in _named(ablation_model or ())}
     evaluator = _evaluator(corpus, how.judges, how.embedder, how.protocol, device)
+    anchor = None if causal is None else _language_model(causal, device)
     contexts = [
         Context.for_model(
             pipe,
@@ -190,6 +201,8 @@ def reproduce(
             variants=variants,
             training=_training(index, len(pipes), run or (), base_run or ()),
             base=_each("base", bases, len(pipes), index),
+            pairs=prompts,
+            causal=anchor,
         )
         for index, pipe in _at_lengths(pipes, length or ())
     ]
@@ -228,6 +241,16 @@ def _corpora(data: Path | None, test: Path | None) -> "tuple[Corpus, Corpus | No
     if test is None:
         return _corpus(data, "valid", "test"), None
     return _corpus(data, "valid"), _corpus(test, "test")
+
+
+def _pairs(folder: Path | None, causal: str | None, experiments: Sequence[str]) -> "Pairs | None":
+    from crocodil.corpus.pairs import Pairs
+
+    if folder is not None:
+        return Pairs(folder)
+    if "completions" in experiments or causal is not None:
+        raise ValueError("completions needs --pairs: prompts and answers, as `crocodil corpus pairs` writes them")
+    return None
 
 
 @contextmanager
@@ -292,6 +315,13 @@ def _evaluator(
         mauve_buckets=protocol.mauve_buckets,
         batch_size=64 if device.startswith("cuda") else 8,
     )
+
+
+def _language_model(name: str, device: str | None) -> "LanguageModel":
+    from crocodil.judges import LanguageModel
+    from crocodil.runtime.devices import checked_device, default_device
+
+    return LanguageModel.load(name, device=checked_device(device or default_device()))
 
 
 def _named(options: Sequence[str]) -> list[tuple[str, str]]:

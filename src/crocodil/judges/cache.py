@@ -50,6 +50,12 @@ class CachedJudge:
             known |= new
         return [known[key] for key in keys]
 
+    def scores_given(
+        self, prompts: Sequence[str], texts: Sequence[str], *, batch_size: int = 8
+    ) -> list[TextScore]:
+        """Return `LanguageModel.scores_given`, which is not cached."""
+        return self.judge.scores_given(prompts, texts, batch_size=batch_size)
+
     def features(self, texts: Sequence[str], *, batch_size: int = 8) -> TextFeatures:
         """Return `LanguageModel.features`."""
         known = self._stored_features()

@@ -79,12 +79,33 @@ class LanguageModel:
         token has at least half a context before it.
         """
         tokens = self._nonempty_tokens(texts)
-        nats = [0.0] * len(texts)
         windows = [
             window
             for text, row in enumerate(tokens)
             for window in windows_of(text, [self.start_id, *row], self.context)
         ]
+        return self._text_scores(texts, tokens, self._nats(windows, len(texts), batch_size))
+
+    @torch.no_grad()
+    def scores_given(
+        self, prompts: Sequence[str], texts: Sequence[str], *, batch_size: int = 8
+    ) -> list[TextScore]:
+        """Score each text given the prompt before it. The two are tokenized apart: no token has bytes of both.
+
+        Of a long prompt the end is read; every token of a text has at least half a context before it, if there is
+        that much.
+        """
+        given, tokens = self._nonempty_tokens(prompts), self._nonempty_tokens(texts)
+        windows = [
+            window
+            for text, (before, row) in enumerate(zip(given, tokens, strict=True))
+            for window in windows_after(text, [self.start_id, *before], row, self.context)
+        ]
+        return self._text_scores(texts, tokens, self._nats(windows, len(texts), batch_size))
+
+    def _nats(self, windows: "Sequence[Window]", num_texts: int, batch_size: int) -> list[float]:
+        """Return the nats of each text: what its windows score."""
+        nats = [0.0] * num_texts
         for batch in _by_length(windows, batch_size):
             ids = padded([window.tokens for window in batch], fill=self.start_id, device=self.network.device)
             # The padding is on the right, where a causal model does not look.
@@ -96,6 +117,10 @@ class LanguageModel:
                     F.cross_entropy(before, row_ids[scored], reduction="none").double().sum().item()
                 )
         self._require_finite(all(map(math.isfinite, nats)))
+        return nats
+
+    @staticmethod
+    def _text_scores(texts: Sequence[str], tokens: Sequence[list[int]], nats: Sequence[float]) -> list[TextScore]:
         return [
             TextScore(total, len(row), len(text.encode()))
             for total, row, text in zip(nats, tokens, texts, strict=True)
@@ -145,6 +170,15 @@ def windows_of(text: int, tokens: list[int], context: int) -> Iterator[Window]:
     while end < len(tokens):
         scored_to = min(end + context // 2, len(tokens))
         yield Window(text, tokens[scored_to - context : scored_to], scored_to - end)
+        end = scored_to
+
+
+def windows_after(text: int, given: list[int], tokens: list[int], context: int) -> Iterator[Window]:
+    """Yield windows that score each of these tokens exactly once, after those that are given."""
+    whole, end = [*given, *tokens], len(given)
+    while end < len(whole):
+        scored_to = min(end + context // 2, len(whole))
+        yield Window(text, whole[max(0, scored_to - context) : scored_to], scored_to - end)
         end = scored_to
 
 

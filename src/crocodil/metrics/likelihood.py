@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from crocodil.processes.gaussian import (
@@ -91,6 +91,8 @@ def negative_elbo(
     streams: Streams,
     given: Positions | None = None,
     num_draws: int = 128,
+    places: Int[Tensor, "B N"] | None = None,
+    batch_size: int | None = None,
 ) -> Float[Tensor, "B"]:
     """Return an upper bound on -log p(x_0) in nats per sequence, an unbiased estimate from `num_draws` maskings.
 
@@ -100,21 +102,48 @@ def negative_elbo(
 
     Tokens that are `given`, such as the BOS token, are never hidden; the likelihood is that of the other tokens.
     The EOS tokens that fill a canvas belong to the sequence: the model must also know where a text ends.
+
+    Args:
+        demask: the model.
+        tokens: x_0.
+        mask_id: of the mask token.
+        streams: the maskings.
+        given: tokens that are never hidden.
+        num_draws: maskings of each sequence.
+        places: for each token the number of its random numbers. Sequences with the same stream hide tokens of the
+            same place together, so that their bounds differ less by chance.
+        batch_size: masked sequences per call; by default those of one draw.
     """
     may_hide = torch.ones_like(tokens, dtype=torch.bool) if given is None else ~given
     num_tokens = may_hide.sum(dim=1)
     shift = streams.at("shift").uniform(dtype=torch.float64)
+    maskings = [_masking(draw, num_draws, shift, may_hide, places, streams) for draw in range(num_draws)]
+    sequences = torch.arange(len(tokens), device=tokens.device).repeat(num_draws)
     total = torch.zeros_like(shift)
-    for draw in range(num_draws):
-        time = (draw + shift) / num_draws
-        num_hidden = (time * num_tokens).long().clamp(max=num_tokens - 1) + 1
-        order = streams.at("order", draw).uniform(tokens.shape[1], dtype=torch.float64)
-        hidden = highest(order, among=may_hide, count=num_hidden)
-        row_logits = demask(tokens.masked_fill(hidden, mask_id), hidden)
-        nats = F.cross_entropy(row_logits.float(), tokens[hidden], reduction="none").double()
-        weights = (num_tokens / num_hidden)[:, None].expand_as(hidden)[hidden]
-        total.index_add_(0, hidden.nonzero()[:, 0], weights * nats)
+    size = batch_size or len(tokens)
+    for rows, hidden in zip(sequences.split(size), torch.cat(maskings).split(size), strict=True):
+        masked = tokens[rows]
+        row_logits = demask(masked.masked_fill(hidden, mask_id), hidden)
+        nats = F.cross_entropy(row_logits.float(), masked[hidden], reduction="none").double()
+        weights = (num_tokens[rows] / hidden.sum(dim=1))[:, None].expand_as(hidden)[hidden]
+        total.index_add_(0, rows[hidden.nonzero()[:, 0]], weights * nats)
     return total / num_draws
+
+
+def _masking(
+    draw: int,
+    num_draws: int,
+    shift: Float[Tensor, "B"],
+    may_hide: Positions,
+    places: Int[Tensor, "B N"] | None,
+    streams: Streams,
+) -> Positions:
+    """Return the positions that one of the draws hides."""
+    num_tokens = may_hide.sum(dim=1)
+    num_hidden = ((draw + shift) / num_draws * num_tokens).long().clamp(max=num_tokens - 1) + 1
+    numbers = may_hide.shape[1] if places is None else int(places.max()) + 1
+    order = streams.at("order", draw).uniform(numbers, dtype=torch.float64)
+    return highest(order if places is None else order.gather(1, places), among=may_hide, count=num_hidden)
 
 
 @torch.no_grad()

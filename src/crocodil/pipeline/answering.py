@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Int
 from torch import Tensor
 
@@ -17,8 +18,8 @@ from crocodil.models.demasker import Demasker
 from crocodil.models.length_head import LengthHead
 from crocodil.models.register_denoiser import Condition, RegisterDenoiser
 from crocodil.models.register_encoder import RegisterEncoder
-from crocodil.pipeline.batches import SampleBatch
-from crocodil.pipeline.canvases import allowed_at, starts_text
+from crocodil.pipeline.batches import SampleBatch, Watch
+from crocodil.pipeline.canvases import allowed_at, stacked, starts_text
 from crocodil.pipeline.generating import Draws, guided_sampler, seed_job
 from crocodil.pipeline.networks import Networks
 from crocodil.pipeline.settings import Method
@@ -27,7 +28,7 @@ from crocodil.sampling import algorithms
 from crocodil.sampling.configs import Decoding, Drawing
 from crocodil.sampling.cost import Cost
 from crocodil.sampling.decode import Engine
-from crocodil.sampling.state import Canvas, Draw
+from crocodil.sampling.state import Canvas, Draw, Samples, refresh_streams
 from crocodil.seeding import Streams
 from crocodil.shapes import RegisterBank, TokenIds
 from crocodil.text.encode import encode_checked
@@ -65,10 +66,12 @@ class PromptedModel:
         """Tokens of the longest answer."""
         return self.length_head.config.max_length
 
-    def encode_prompt(self, pair: TokenizedPair) -> RegisterBank:
-        """Return h_kappa(c)."""
-        ids = pair.prompt_canvas(self.tokenizer.special, self.length_head.config.prompt_length)
-        return self._encode(self.prompt_encoder, torch.tensor([ids], device=self.device))
+    def encode_prompts(self, pairs: Sequence[TokenizedPair], batch_size: int) -> RegisterBank:
+        """Return h_kappa(c) of each prompt."""
+        length = self.length_head.config.prompt_length
+        ids = [pair.prompt_canvas(self.tokenizer.special, length) for pair in pairs]
+        batches = torch.tensor(ids, device=self.device).split(batch_size)
+        return torch.cat([self._encode(self.prompt_encoder, batch) for batch in batches])
 
     @torch.no_grad()
     def _encode(self, encoder: RegisterEncoder, tokens: TokenIds) -> RegisterBank:
@@ -77,7 +80,7 @@ class PromptedModel:
 
     @torch.no_grad()
     def lengths(self, prompt: Condition, count: int) -> list[int]:
-        """Return the lengths of answers: evenly spaced quantiles of the length head. Likely ones repeat."""
+        """Return lengths for answers to a prompt: evenly spaced quantiles of the length head; they may repeat."""
         shares = (torch.arange(count, device=self.device) + 0.5) / count
         return self.length_head.quantiles(prompt, shares).tolist()
 
@@ -117,37 +120,58 @@ class PromptedModel:
         )
         return Draw(drawn.registers, drawn.cost + Cost(encoder_calls=int(answers is not None)))
 
-    def answer_canvases(self, texts: TokenIds, where: range) -> Int[Tensor, "B M"]:
+    def answer_canvases(self, texts: TokenIds, wheres: Sequence[range]) -> Int[Tensor, "B M"]:
         """Return the answers of texts, each on a canvas of its own, as h_phi read them in training."""
         special, length = self.tokenizer.special, self.length_head.config.answer_length
-        canvases = torch.full((len(texts), length), special.eos, device=texts.device)
-        canvases[:, 0] = special.bos
-        canvases[:, 1 : 1 + len(where)] = texts[:, where.start : where.stop]
-        return canvases
+        start, stop = torch.tensor([(where.start, where.stop) for where in wheres], device=texts.device).T[
+            ..., None
+        ]
+        position = start + torch.arange(length - 1, device=texts.device)
+        answers = texts.gather(1, position.clamp(max=texts.shape[1] - 1)).where(position < stop, special.eos)
+        return F.pad(answers, (1, 0), value=special.bos)
 
     def sampler(
-        self, prompt: Condition, where: range, decoding: Decoding, drawing: Drawing, strengths: Strengths
+        self,
+        prompts: RegisterBank,
+        wheres: Sequence[range],
+        decoding: Decoding,
+        drawing: Drawing,
+        strengths: Strengths,
     ) -> SampleBatch:
-        """Return Algorithm 3 with a prompt, for answers that stand at one place; without refreshes Algorithm 2."""
+        """Return Algorithm 3 with a prompt for each sample; without refreshes Algorithm 2."""
 
-        def first(texts: TokenIds, streams: Streams, on_step: OnStep) -> Draw:
-            return self.draw(prompt, drawing, strengths, streams, num_steps=drawing.prior_steps, on_step=on_step)
+        def sample(numbers: range, canvas: Canvas, streams: Streams, watch: Watch) -> Samples:
+            prompt, places = prompts[numbers.start : numbers.stop], wheres[numbers.start : numbers.stop]
+            calls = algorithms.calls_at(drawing.refresh_at, decoding.plan(canvas.length).num_calls)
+            number_of = {
+                key: number
+                for call in calls
+                for number, key in enumerate(refresh_streams(streams, call).keys.tolist())
+            }
 
-        def again(texts: TokenIds, registers: RegisterBank | None, streams: Streams, on_step: OnStep) -> Draw:
-            return self.draw(
-                prompt,
-                drawing,
-                strengths,
-                streams,
-                num_steps=drawing.refresh_steps,
-                answers=self.answer_canvases(texts, where),
-                replaced=registers,
-                on_step=on_step,
-            )
+            def first(texts: TokenIds, streams: Streams, on_step: OnStep) -> Draw:
+                steps = drawing.prior_steps
+                return self.draw(prompt, drawing, strengths, streams, num_steps=steps, on_step=on_step)
 
-        spent = Cost(encoder_calls=1)  # the prompt
-        draws = Draws(first, again)
-        return guided_sampler(self.demasker, draws, decoding, drawing, engine=self.engine, spent=spent)
+            def again(texts: TokenIds, registers: RegisterBank | None, streams: Streams, on_step: OnStep) -> Draw:
+                left = [number_of[key] for key in streams.keys.tolist()]  # finished samples have left the batch
+                return self.draw(
+                    prompt[left],
+                    drawing,
+                    strengths,
+                    streams,
+                    num_steps=drawing.refresh_steps,
+                    answers=self.answer_canvases(texts, [places[number] for number in left]),
+                    replaced=registers,
+                    on_step=on_step,
+                )
+
+            spent = Cost(encoder_calls=1)  # the prompt
+            draws = Draws(first, again)
+            batch = guided_sampler(self.demasker, draws, decoding, drawing, engine=self.engine, spent=spent)
+            return batch(numbers, canvas, streams, watch)
+
+        return sample
 
 
 class Answered(NamedTuple):
@@ -170,13 +194,13 @@ def fitted_pair(pair: TokenizedPair, *, length: int, longest: int) -> TokenizedP
 def generate_answers(
     pipe: Networks,
     model: PromptedModel,
-    pair: TokenizedPair,
-    prompt: Condition,
-    lengths: Sequence[int],
+    pairs: Sequence[TokenizedPair],
+    prompts: RegisterBank,
+    lengths: Sequence[Sequence[int]],
     *,
     length: int,
     seed: int,
-    at_column: bool,
+    at_column: Sequence[bool],
     strengths: Strengths,
     method: Method | str = Method.CON_WITHIN_DISC,
     decoding: Decoding | None = None,
@@ -184,24 +208,27 @@ def generate_answers(
     batch_size: int | None = None,
     show_progress: bool = True,
     **knobs: Any,
-) -> tuple[list[Answered], float]:
-    """Generate one answer for each of these lengths; return them in order, and the seconds that it took.
+) -> tuple[list[list[Answered]], float]:
+    """Generate answers of these lengths to each prompt; return them in order, and the seconds that it took.
 
-    Answers of one length share a batch. Answer 7 of a seed and a length does not depend on the others.
+    Answers of similar lengths share a batch. Answer 7 of a seed and a length does not depend on the others.
     """
     decoding, drawing = pipe.settings.sampling(Method(method), decoding, drawing, knobs)
-    answered: dict[int, Answered] = {}
-    seconds = 0.0
-    for number_of_tokens in sorted(set(lengths)):
-        canvas, where = _canvas(model, pair, number_of_tokens, length=length, at_column=at_column)
-        numbers = [number for number, tokens in enumerate(lengths) if tokens == number_of_tokens]
-        sample = model.sampler(prompt, where, decoding, drawing, strengths)
-        job = seed_job(sample, canvas, seed, len(numbers), decoding, drawing, numbers=numbers)
-        made = pipe.runner.run(job, batch_size=batch_size, show_progress=show_progress)
-        seconds += made.seconds
-        for number, ids, cost in zip(numbers, made.tokens.tolist(), made.costs, strict=True):
-            answered[number] = Answered(ids, where, cost)
-    return [answered[number] for number in range(len(lengths))], seconds
+    wanted = [(prompt, tokens) for prompt, numbers in enumerate(lengths) for tokens in numbers]
+    order = sorted(range(len(wanted)), key=lambda number: wanted[number][1])
+    canvases, wheres = [], []
+    for prompt, tokens in (wanted[number] for number in order):
+        canvas, where = _canvas(model, pairs[prompt], tokens, length=length, at_column=at_column[prompt])
+        canvases.append(canvas)
+        wheres.append(where)
+    sample = model.sampler(prompts[[wanted[number][0] for number in order]], wheres, decoding, drawing, strengths)
+    canvas = stacked(canvases).to(model.device)
+    job = seed_job(sample, canvas, seed, len(order), decoding, drawing, numbers=order)
+    made = pipe.runner.run(job, batch_size=batch_size, show_progress=show_progress)
+    rows = zip(order, made.tokens.tolist(), wheres, made.costs, strict=True)
+    answered = {number: Answered(ids, where, cost) for number, ids, where, cost in rows}
+    left = iter(range(len(order)))
+    return [[answered[next(left)] for _ in numbers] for numbers in lengths], made.seconds
 
 
 def _canvas(
@@ -214,4 +241,4 @@ def _canvas(
     allowed = None
     if at_column:
         allowed = allowed_at({where.start: starts_text(model.tokenizer)}, length, model.tokenizer)
-    return Canvas(torch.tensor([ids]), special.mask, special.eos, allowed).to(model.device), where
+    return Canvas(torch.tensor([ids]), special.mask, special.eos, allowed), where

@@ -5,9 +5,12 @@ Given text is healed where it meets masks: see `crocodil.text.tokenizer.Healed`.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
+from jaxtyping import Bool
+from torch import Tensor
 
 from crocodil.processes.categorical import Allowed
 from crocodil.sampling.state import Canvas
@@ -84,7 +87,7 @@ class Layout(NamedTuple):
     num_free: int  # masks
     after: list[int]  # the suffix
     rest: list[int]  # EOS, or masks if the text goes on
-    healed: dict[int, list[int]]  # by position: the tokens that are allowed there
+    healed: dict[int, Sequence[int]]  # by position: the tokens that are allowed there
 
     @property
     def end(self) -> int:
@@ -109,7 +112,7 @@ def layout(given: Given, tokenizer: Tokenizer, *, length: int) -> Layout:
         )
     rest = [special.eos if given.ends else special.mask] * (length - len(before) - num_free - len(after))
     first, last = len(before), len(before) + num_free
-    healed = {first - 1: prefix.fitting, last: suffix.fitting}
+    healed: dict[int, Sequence[int]] = {first - 1: prefix.fitting, last: suffix.fitting}
     if given.at_column:
         healed[first] = starts_text(tokenizer)
     return Layout(before, num_free, after, rest, {place: ids for place, ids in healed.items() if ids})
@@ -125,19 +128,30 @@ def masked_canvas(given: Given, tokenizer: Tokenizer, *, length: int) -> Canvas:
 
 def masked_canvases(givens: Sequence[Given], tokenizer: Tokenizer, *, length: int) -> Canvas:
     """Return one canvas for each of the given texts, as one batch."""
-    canvases = [masked_canvas(given, tokenizer, length=length) for given in givens]
+    return stacked([masked_canvas(given, tokenizer, length=length) for given in givens])
+
+
+def stacked(canvases: Sequence[Canvas]) -> Canvas:
+    """Return canvases of one length as one batch; equal rows of their tables of allowed tokens are kept once."""
     tokens = torch.cat([canvas.tokens for canvas in canvases])
-    if all(canvas.allowed is None for canvas in canvases):
+    restricted = [canvas.allowed for canvas in canvases if canvas.allowed is not None]
+    if not restricted:
         return replace(canvases[0], tokens=tokens)
-    rows, tables = [], [torch.ones(1, len(tokenizer.token_bytes), dtype=torch.bool)]
+    table = {_key(restricted[0].tokens[0]): restricted[0].tokens[0]}  # row 0 allows every token, for all canvases
+    rows = []
     for canvas in canvases:
-        row = torch.zeros_like(canvas.tokens)
-        if canvas.allowed is not None:
-            first = sum(map(len, tables)) - 1  # row 0 allows every token, for all canvases
-            row = canvas.allowed.row + first * (canvas.allowed.row > 0)
-            tables.append(canvas.allowed.tokens[1:])
-        rows.append(row)
-    return replace(canvases[0], tokens=tokens, allowed=Allowed(torch.cat(rows), torch.cat(tables)))
+        if canvas.allowed is None:
+            rows.append(torch.zeros_like(canvas.tokens))
+            continue
+        keys = [_key(row) for row in canvas.allowed.tokens]
+        table |= {key: row for key, row in zip(keys, canvas.allowed.tokens, strict=True) if key not in table}
+        numbers = {key: number for number, key in enumerate(table)}
+        rows.append(torch.tensor([numbers[key] for key in keys])[canvas.allowed.row])
+    return replace(canvases[0], tokens=tokens, allowed=Allowed(torch.cat(rows), torch.stack(list(table.values()))))
+
+
+def _key(row: Bool[Tensor, "V"]) -> bytes:
+    return row.numpy().tobytes()
 
 
 def _at_the_borders(given: Given, tokenizer: Tokenizer) -> tuple[Healed, Healed]:
@@ -165,7 +179,8 @@ def head_that_fits(text: str, tokenizer: Tokenizer, *, room: int) -> str:
     return pieces[0] if pieces else ""
 
 
-def starts_text(tokenizer: Tokenizer) -> list[int]:
+@lru_cache(maxsize=2)
+def starts_text(tokenizer: Tokenizer) -> Sequence[int]:
     """Return the tokens that do not start with whitespace."""
     return [i for i, token in enumerate(tokenizer.token_bytes) if token and not token[:1].isspace()]
 

@@ -8,36 +8,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
-from jaxtyping import Float
-from torch import Tensor
-
-from crocodil.metrics.likelihood import negative_elbo
-from crocodil.pipeline.answering import PromptedModel, Strengths, fitted_pair, generate_answers
+from crocodil.pipeline.answering import Answered, PromptedModel, Strengths, fitted_pair, generate_answers
 from crocodil.pipeline.canvases import Given, head_that_fits, layout, tail_that_fits
+from crocodil.pipeline.ranking import BOUND_DRAWS, Answer, Ranking, Scored, Unranked, ranked
 from crocodil.pipeline.results import SEPARATOR
 from crocodil.pipeline.settings import Method
-from crocodil.sampling.cost import Cost
-from crocodil.seeding import Streams
-from crocodil.shapes import Positions, RowLogits, TokenIds
-from crocodil.text.positions import indentation_after
-from crocodil.text.prompts import Split, tokenize_pairs
+from crocodil.text.positions import Place, indentation_after
+from crocodil.text.prompts import Split, TokenizedPair, tokenize_pairs
 
 if TYPE_CHECKING:
     from crocodil.pipeline.crocodil import Crocodil
 
-BOUND_DRAWS = 32  # demasker calls that rank one answer
 SHORTEST = 4  # tokens of the shortest answer before a suffix
 PREFIX_SHARE, ANSWER_SHARE = 0.5, 0.25  # of the canvas; the rest is for the suffix
-
-
-@dataclass(frozen=True)
-class Answer:
-    """A text that was generated between prompt and suffix."""
-
-    text: str
-    nats: float  # upper bound on -log p(answer, suffix | prompt) of the model without registers
-    cost: Cost  # of generating and ranking it
 
 
 @dataclass(frozen=True)
@@ -47,7 +30,8 @@ class Answers:
     answers: list[Answer]
     prompt: str  # the part that the model saw
     suffix: str
-    seconds: float
+    seconds: float  # to generate them
+    ranking: Ranking
 
     def __iter__(self) -> Any:
         return iter(self.answers)
@@ -89,81 +73,151 @@ def complete(
         at_column: the prompt ends with the indentation of a line, at which the answer starts.
         length: of the canvas; by default the shortest that fits the texts, or the longest.
         seed: of all random draws.
-        bound_draws: demasker calls for the likelihood bound of one answer.
+        bound_draws: demasker calls for the likelihood bound of one answer; 0 for a single answer, without a bound.
         condition_scale: guidance of registers by the answer so far, for a model with prompts (decision D57).
         prompt_scale: guidance of registers by the prompt.
         options: those of `Crocodil.generate`.
     """
-    if count < 1 or bound_draws < 1:
-        raise ValueError("at least one answer is generated, and ranked with at least one call")
-    if not (prompt or suffix):
+    place = Place(prompt, suffix, at_column)
+    scales = {"condition_scale": condition_scale, "prompt_scale": prompt_scale}
+    (answers,) = complete_all(
+        pipe, [place], count=count, tokens=tokens, length=length, seed=seed, bound_draws=bound_draws, **scales,
+        **options,
+    )  # fmt: skip
+    return answers
+
+
+def complete_all(
+    pipe: "Crocodil",
+    places: Sequence[Place],
+    *,
+    count: int = 4,
+    tokens: int | None = None,
+    length: int | None = None,
+    seed: int = 0,
+    bound_draws: int = BOUND_DRAWS,
+    condition_scale: float = 1.0,
+    prompt_scale: float = 1.0,
+    **options: Any,
+) -> list[Answers]:
+    """Do what `complete` does at many places, in large batches, on canvases of one length."""
+    if count < 1 or bound_draws < (count > 1):
+        raise ValueError("at least one answer is generated, and several are ranked with at least one call")
+    if not places or not all(place.prefix or place.suffix for place in places):
         raise ValueError("the prompt is empty: use generate")
-    length = pipe.settings.canvas(length) if length is not None else pipe.canvas_length([prompt + suffix])
+    texts = [place.prefix + place.suffix for place in places]
+    length = pipe.settings.canvas(length) if length is not None else pipe.canvas_length(texts)
     strengths, is_base = Strengths(condition_scale, prompt_scale), options.get("method") == Method.BASE
+    givens = [Given(prefix=place.prefix, suffix=place.suffix, at_column=place.at_column) for place in places]
     if pipe.answering is not None and not is_base:
-        given = Given(prefix=prompt, suffix=suffix, at_column=at_column)
-        return _prompted(pipe, pipe.answering, given, strengths, count, tokens, length, seed, bound_draws, options)
-    if strengths != Strengths():
+        made = _prompted(pipe, pipe.answering, givens, strengths, count, tokens, length, seed, options)
+    elif strengths != Strengths():
         raise ValueError(
             "condition_scale and prompt_scale need a model with stage prompted, and a method with registers"
         )
-    given = _fitted(pipe, Given(prefix=prompt, suffix=suffix, at_column=at_column), length, tokens)
-    lengths = answer_lengths(pipe, given, length, count, tokens)
-    givens = [replace(given, tokens=number) for number in lengths]
-    made = pipe.generate(count, given=givens, length=length, seed=seed, **options)
-    texts = [_between(pipe, ids, one, length) for ids, one in zip(made.tokens.tolist(), givens, strict=True)]
-    parts = [layout(one, pipe.tokenizer, length=length) for one in givens]
-    scored = [Scored(len(part.before), length if given.ends else part.end) for part in parts]
-    nats = bound(pipe, made.tokens, scored, seed=seed, num_draws=bound_draws)
-    return Answers(_ranked(texts, nats, made.costs, bound_draws), given.prefix, given.suffix, made.seconds)
+    else:
+        made = _infilled(pipe, givens, count, tokens, length, seed, options)
+    orders = ranked(pipe, [one.answers for one in made], seed=seed, num_draws=bound_draws)
+    return [
+        Answers(answers, one.prompt, one.suffix, one.seconds, ranking)
+        for one, (answers, ranking) in zip(made, orders, strict=True)
+    ]
+
+
+class _Made(NamedTuple):
+    """The answers to one prompt, before they are ranked."""
+
+    answers: list[Unranked]
+    prompt: str  # the part that the model saw
+    suffix: str
+    seconds: float
+
+
+def _infilled(
+    pipe: "Crocodil",
+    givens: Sequence[Given],
+    count: int,
+    tokens: int | None,
+    length: int,
+    seed: int,
+    options: dict[str, Any],
+) -> list[_Made]:
+    """Answer by infilling: prompt and suffix are given tokens (decision D24)."""
+    fitted = [_fitted(pipe, given, length, tokens) for given in givens]
+    wanted = [
+        replace(given, tokens=number)
+        for given in fitted
+        for number in answer_lengths(pipe, given, length, count, tokens)
+    ]
+    made = pipe.generate(len(wanted), given=wanted, length=length, seed=seed, **options)
+    rows = zip(wanted, made.tokens.tolist(), made.costs, strict=True)
+    answers = [
+        Unranked(_between(pipe, ids, given, length), ids, _place_on_canvas(pipe, ids, given, length), cost)
+        for given, ids, cost in rows
+    ]
+    seconds = made.seconds / len(givens)
+    return [
+        _Made(answers[count * number : count * (number + 1)], given.prefix, given.suffix, seconds)
+        for number, given in enumerate(fitted)
+    ]
+
+
+def _place_on_canvas(pipe: "Crocodil", ids: list[int], given: Given, length: int) -> Scored:
+    part = layout(given, pipe.tokenizer, length=length)
+    if given.tokens is None:
+        return Scored.until_eos(len(part.before), ids, pipe.tokenizer.special.eos)
+    return Scored(len(part.before), part.end - len(part.after), part.end, given.ends)
 
 
 def _prompted(
     pipe: "Crocodil",
     model: PromptedModel,
-    given: Given,
+    givens: Sequence[Given],
     strengths: Strengths,
     count: int,
     tokens: int | None,
     length: int,
     seed: int,
-    bound_draws: int,
     options: dict[str, Any],
-) -> Answers:
+) -> list[_Made]:
     """Answer with the networks of stage prompted: they know how long an answer is."""
     if tokens is not None and tokens > model.longest:
         raise ValueError(f"this model answers with at most {model.longest} tokens, not {tokens}")
     longest = min(model.longest if tokens is None else tokens, length - 3)
-    moved = "" if given.at_column or not given.prefix.endswith("\n") else indentation_after(given.prefix)
-    (whole,) = tokenize_pairs([Split(given.prefix + moved, "", given.suffix)], pipe.tokenizer)
-    pair = fitted_pair(whole, length=length, longest=longest)
-    prompt = model.encode_prompt(whole)
-    lengths = model.lengths(prompt, count) if tokens is None else [tokens] * count
-    lengths = [min(number, longest) for number in lengths]
+    moved = [
+        "" if given.at_column or not given.prefix.endswith("\n") else indentation_after(given.prefix)
+        for given in givens
+    ]
+    splits = [Split(given.prefix + blank, "", given.suffix) for given, blank in zip(givens, moved, strict=True)]
+    wholes = tokenize_pairs(splits, pipe.tokenizer)
+    pairs = [fitted_pair(whole, length=length, longest=longest) for whole in wholes]
+    prompts = model.encode_prompts(wholes, options.get("batch_size") or pipe.affordable_batch(length))
+    drawn = [model.lengths(prompt, count) if tokens is None else [tokens] * count for prompt in prompts.split(1)]
     made, seconds = generate_answers(
-        pipe, model, pair, prompt, lengths, length=length, seed=seed,
-        at_column=given.at_column or given.prefix.endswith("\n"),
+        pipe, model, pairs, prompts, [[min(number, longest) for number in lengths] for lengths in drawn],
+        length=length, seed=seed, at_column=[given.at_column or given.prefix.endswith("\n") for given in givens],
         strengths=strengths, **options,
     )  # fmt: skip
-    tokenizer = pipe.tokenizer
-    texts = [
-        tokenizer.decode([tokenizer.special.bos, *one.tokens[one.where.start : one.where.stop]]) for one in made
+    return [
+        _Made(*_texts_of(pipe, pair, given, blank, answered), seconds / len(givens))
+        for pair, given, blank, answered in zip(pairs, givens, moved, made, strict=True)
     ]
-    texts = [moved + text for text in texts]
-    prefix, suffix = (tokenizer.decode([tokenizer.special.bos, *ids]) for ids in (pair.prefix, pair.suffix))
-    prefix = prefix.removesuffix(moved)
-    scored = [Scored(one.where.start, one.where.stop + len(pair.suffix)) for one in made]
-    if suffix == given.suffix:
-        scored = [one._replace(stop=length) for one in scored]
-    canvases = torch.tensor([one.tokens for one in made], device=pipe.device)
-    nats = bound(pipe, canvases, scored, seed=seed, num_draws=bound_draws)
-    return Answers(_ranked(texts, nats, [one.cost for one in made], bound_draws), prefix, suffix, seconds)
 
 
-def _ranked(texts: Sequence[str], nats: Tensor, costs: Sequence[Cost], bound_draws: int) -> list[Answer]:
-    ranking = Cost(demasker_calls=bound_draws)
-    rows = zip(texts, nats.tolist(), costs, strict=True)
-    return sorted((Answer(text, bits, cost + ranking) for text, bits, cost in rows), key=lambda one: one.nats)
+def _texts_of(
+    pipe: "Crocodil", pair: TokenizedPair, given: Given, moved: str, answered: Sequence[Answered]
+) -> tuple[list[Unranked], str, str]:
+    """Return the answers to a prompt, and the parts of prompt and suffix that the model saw."""
+
+    def text_of(ids: Sequence[int]) -> str:
+        return pipe.tokenizer.decode([pipe.tokenizer.special.bos, *ids])
+
+    prefix, suffix = text_of(pair.prefix).removesuffix(moved), text_of(pair.suffix)
+    answers = []
+    for ids, where, cost in answered:
+        scored = Scored(where.start, where.stop, where.stop + len(pair.suffix), ends=suffix == given.suffix)
+        answers.append(Unranked(moved + text_of(ids[where.start : where.stop]), ids, scored, cost))
+    return answers, prefix, suffix
 
 
 def _fitted(pipe: "Crocodil", given: Given, length: int, tokens: int | None) -> Given:
@@ -204,44 +258,3 @@ def _between(pipe: "Crocodil", ids: list[int], given: Given, length: int) -> str
             "the model's tokenizer changes the given text, for example its accents: normalise it (NFC)"
         )
     return text[len(given.prefix) : len(text) - len(given.suffix)]
-
-
-class Scored(NamedTuple):
-    """The part of a canvas that a bound is of: answer and suffix, and the EOS tokens if the text ends there."""
-
-    start: int
-    stop: int
-
-
-@torch.no_grad()
-def bound(
-    pipe: "Crocodil", tokens: TokenIds, scored: Sequence[Scored], *, seed: int, num_draws: int
-) -> Float[Tensor, "B"]:
-    """Return an upper bound on -log p(answer, suffix | prompt) in nats, for generated canvases (decision D56).
-
-    The network is the base, or the demasker with an empty prefix: given registers, answers would be compared under
-    different ones. All answers are followed by the same suffix, so answers of different lengths can be compared.
-    Where the text goes on after the suffix, the rest stays masked and does not count.
-    """
-    start, stop = torch.tensor(scored, device=tokens.device).T[..., None]
-    position = torch.arange(tokens.shape[1], device=tokens.device)
-    seen, given = tokens.masked_fill(position >= stop, pipe.mask_id), (position < start) | (position >= stop)
-
-    def demask(noisy_tokens: TokenIds, hidden: Positions) -> RowLogits:
-        if pipe.base is not None:
-            return pipe.base(noisy_tokens, rows=hidden)
-        empty = torch.zeros(len(noisy_tokens), 0, pipe.demasker.config.register_width, device=tokens.device)
-        return pipe.demasker(noisy_tokens, empty, rows=hidden)
-
-    streams = Streams.of("bound", seed, samples=range(len(tokens)), device=tokens.device)
-    nats = []
-    size = pipe.affordable_batch(tokens.shape[1])
-    for start in range(0, len(tokens), size):
-        rows = slice(start, start + size)
-        batch = Streams(streams.keys[rows])
-        nats.append(
-            negative_elbo(
-                demask, seen[rows], mask_id=pipe.mask_id, streams=batch, given=given[rows], num_draws=num_draws
-            )
-        )
-    return torch.cat(nats)

@@ -10,8 +10,9 @@ import torch
 from torch import nn
 
 from crocodil.checkpoints.format import load_model
+from crocodil.corpus.pairs import Pairs
 from crocodil.corpus.shards import Corpus
-from crocodil.judges import Evaluator, Reference
+from crocodil.judges import Evaluator, LanguageModel, Reference
 from crocodil.models.llada import LLaDA
 from crocodil.pipeline import Crocodil
 from crocodil.pipeline.engine import compile_blocks
@@ -27,7 +28,7 @@ from crocodil.sampling.state import Draw
 from crocodil.seeding import Streams
 from crocodil.shapes import RegisterBank, TokenIds
 
-# Networks that no experiment uses yet; they are no part of what identifies a model.
+# Networks that answer prompts. Only rows about prompts depend on them, and name them.
 FOR_PROMPTS = ("prompted", "prompt_encoder", "length_head", "prompted_demasker")
 WEIGHTS_PER_TENSOR = 64  # hashed to tell models apart
 DRAWING = "drawing"  # the part of a model that is not a network: how registers are drawn
@@ -50,6 +51,8 @@ class Context:
     seed: int = 0
     variants: Mapping[str, Crocodil] = field(default_factory=dict)  # models for ablations, by name
     training: Mapping[str, Row] = field(default_factory=dict)  # records of the training runs, if known
+    pairs: Pairs | None = None  # prompts and answers
+    causal: LanguageModel | None = None  # answers the same prompts, as an upper anchor
     base: str = "of the model's own folder"  # where the base comes from, if there is one; kept in rows
     _references: dict[str, Reference] = field(default_factory=dict, init=False, repr=False, compare=False)
 
@@ -68,6 +71,8 @@ class Context:
         training: Mapping[str, Row] | None = None,
         base: Path | None = None,
         protocol_digest: str | None = None,
+        pairs: Pairs | None = None,
+        causal: LanguageModel | None = None,
     ) -> "Context":
         """Return the context of a model at its current length, with the variants trained at that length."""
         length = pipe.settings.length
@@ -105,6 +110,8 @@ class Context:
             seed=seed,
             variants=named,
             training=training or {},
+            pairs=pairs,
+            causal=causal,
             **({} if base is None else {"base": f"in {base}"}),
         )
 

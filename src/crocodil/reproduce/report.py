@@ -17,6 +17,7 @@ from crocodil.reproduce.experiments import (
     ablations,
     autoencoder,
     comparison,
+    completions,
     copies,
     demasker_curves,
     generation,
@@ -79,6 +80,8 @@ def report(results: Results) -> list[Section]:
     sections = [_section(experiment, results) for experiment in _experiments(results)]
     if results.get("generation"):
         sections.append(generation.show_samples(results["generation"]))
+    if results.get(completions.NAME):
+        sections.append(completions.show(results[completions.NAME]))
     return [_overview(results), _measures(), *sections, _conditions(results)]
 
 

@@ -96,6 +96,11 @@ class Draw(NamedTuple):
 Refresh: TypeAlias = Callable[[TokenIds, RegisterBank | None, Streams], Draw]
 
 
+def refresh_streams(streams: Streams, call: int) -> Streams:
+    """Return the streams that a refresh before this call gets; they tell which samples are left."""
+    return streams.at("call", call, "refresh")
+
+
 class Samples(NamedTuple):
     tokens: TokenIds
     cost: Cost  # of the batch
@@ -156,7 +161,7 @@ class State:
 
     def refresh(self, refresh: Refresh, call: int) -> None:
         """Replace the registers, given the tokens visible so far."""
-        registers, cost = refresh(self.tokens, self.registers, self.streams.at("call", call, "refresh"))
+        registers, cost = refresh(self.tokens, self.registers, refresh_streams(self.streams, call))
         self.ledger.enter(cost, self.index, self.unfinished())
         self.registers = registers
 

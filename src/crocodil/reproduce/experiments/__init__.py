@@ -8,6 +8,7 @@ from crocodil.reproduce.context import Context
 from crocodil.reproduce.experiments import (
     ablations,
     autoencoder,
+    completions,
     copies,
     demasker_curves,
     generation,
@@ -40,6 +41,7 @@ EXPERIMENTS: Mapping[str, Callable[[Context], list[Row]]] = {
     "refresh": ablations.compute_refresh,
     "variants": ablations.compute_variants,
     "variant-autoencoders": ablations.compute_variant_autoencoders,
+    completions.NAME: completions.compute,
 }
 ALWAYS = ("model", "reference")  # every report needs these
 TWO_SENTENCES = "two-sentences"

@@ -1,0 +1,143 @@
+"""Answers to a prompt in the order of the model's own likelihood bound, found cheaply (decisions D56, D59).
+
+A bound is a mean over maskings. All answers have the same ones, also where the tokens of the suffix stand at other
+positions, so that differences between answers have little noise and few maskings are enough. Canvases end behind
+the longest text.
+"""
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from crocodil.metrics.likelihood import negative_elbo
+from crocodil.sampling.cost import Cost
+from crocodil.seeding import Streams
+from crocodil.shapes import Positions, RowLogits, TokenIds
+
+if TYPE_CHECKING:
+    from crocodil.pipeline.crocodil import Crocodil
+
+BOUND_DRAWS = 8  # demasker calls that rank one answer
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A text that was generated between prompt and suffix."""
+
+    text: str
+    nats: float  # upper bound on -log p(answer, suffix | prompt) of the model without registers
+    cost: Cost  # of generating and ranking it
+
+
+class Ranking(NamedTuple):
+    """What ranking the answers to a prompt took: calls for each, over canvases of `length` tokens."""
+
+    calls: int = 0
+    length: int = 0
+    seconds: float = 0.0
+
+
+class Scored(NamedTuple):
+    """Where answer and suffix stand on a canvas, whose likelihood is bounded."""
+
+    start: int
+    suffix: int  # where the suffix starts
+    end: int  # where it ends
+    ends: bool = True  # the text ends there, which counts too; False: more text follows, which does not
+
+    @classmethod
+    def until_eos(cls, start: int, ids: Sequence[int], eos: int) -> "Scored":
+        """Return the place of an answer without a suffix, which ends at the first EOS."""
+        end = next((place for place in range(start, len(ids)) if ids[place] == eos), len(ids))
+        return cls(start, end, end)
+
+
+def needed_length(scored: Sequence[Scored], length: int) -> int:
+    """Return the length of a canvas that holds the longest text and, if texts end, one EOS."""
+    return min(length, max(one.end + one.ends for one in scored))
+
+
+@torch.no_grad()
+def bound(
+    pipe: "Crocodil", tokens: TokenIds, scored: Sequence[Scored], *, seed: int, num_draws: int
+) -> Float[Tensor, "B"]:
+    """Return an upper bound on -log p(answer, suffix | prompt) in nats, for generated canvases (decision D56).
+
+    The network is the base, or the demasker with an empty prefix: given registers, answers would be compared under
+    different ones. All answers are followed by the same suffix, so answers of different lengths can be compared.
+    Where the text goes on after the suffix, the rest stays masked and does not count.
+
+    It is cheap (decision D59): canvases are cut behind the longest text, all answers share the draws, also where
+    tokens of the suffix have other positions, and all draws of all answers are one batch.
+    """
+    length = needed_length(scored, tokens.shape[1])
+    start, suffix, end, ends = torch.tensor(scored, device=tokens.device).T[..., None]
+    position = torch.arange(length, device=tokens.device)
+    filling = torch.where(ends.bool(), pipe.tokenizer.special.eos, pipe.mask_id)
+    is_text = position < end
+    seen, given = torch.where(is_text, tokens[:, :length], filling), (position < start) | ~(is_text | ends.bool())
+    in_answer = (position < suffix) * (position - start)
+    after_it = (position >= suffix) * (length * (1 + ~is_text) + position - torch.where(is_text, suffix, end))
+
+    def demask(noisy_tokens: TokenIds, hidden: Positions) -> RowLogits:
+        if pipe.base is not None:
+            return pipe.base(noisy_tokens, rows=hidden)
+        empty = torch.zeros(len(noisy_tokens), 0, pipe.demasker.config.register_width, device=tokens.device)
+        return pipe.demasker(noisy_tokens, empty, rows=hidden)
+
+    return negative_elbo(
+        demask,
+        seen,
+        mask_id=pipe.mask_id,
+        streams=Streams.of("bound", seed, samples=[0] * len(tokens), device=tokens.device),
+        given=given,
+        num_draws=num_draws,
+        places=(in_answer + after_it).clamp(min=0),  # those before the answer are given
+        batch_size=pipe.affordable_batch(length),
+    )
+
+
+@dataclass(frozen=True)
+class Unranked:
+    """A generated answer."""
+
+    text: str
+    tokens: list[int]  # its canvas
+    scored: Scored
+    cost: Cost
+
+
+def ranked(
+    pipe: "Crocodil", prompts: Sequence[Sequence[Unranked]], *, seed: int, num_draws: int
+) -> list[tuple[list[Answer], Ranking]]:
+    """Return the answers to each prompt, the most likely first, and what it took; without draws, in no order.
+
+    Prompts whose canvases have the same length share batches, so the order does not depend on other prompts.
+    """
+    if not num_draws:
+        return [([Answer(one.text, math.nan, one.cost) for one in made], Ranking()) for made in prompts]
+    by_length: dict[int, list[int]] = {}
+    for number, made in enumerate(prompts):
+        length = needed_length([one.scored for one in made], len(made[0].tokens))
+        by_length.setdefault(length, []).append(number)
+    started_at = time.perf_counter()
+    nats: dict[int, list[float]] = {}
+    for numbers in by_length.values():
+        batch = [one for number in numbers for one in prompts[number]]
+        canvases = torch.tensor([one.tokens for one in batch], device=pipe.device)
+        found = iter(bound(pipe, canvases, [one.scored for one in batch], seed=seed, num_draws=num_draws).tolist())
+        nats |= {number: [next(found) for _ in prompts[number]] for number in numbers}
+    seconds, spent = (time.perf_counter() - started_at) / len(prompts), Cost(demasker_calls=num_draws)
+    orders: dict[int, tuple[list[Answer], Ranking]] = {}
+    for length, numbers in by_length.items():
+        for number in numbers:
+            rows = zip(prompts[number], nats[number], strict=True)
+            answers = [Answer(one.text, bits, one.cost + spent) for one, bits in rows]
+            orders[number] = sorted(answers, key=lambda one: one.nats), Ranking(num_draws, length, seconds)
+    return [orders[number] for number in range(len(prompts))]
