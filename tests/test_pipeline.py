@@ -378,6 +378,12 @@ def test_texts_are_streamed_as_they_are_finished(pipe):
         pipe.stream(0)
 
 
+def test_no_text_is_a_mistake_that_is_told(pipe):
+    for use in (pipe.encode, pipe.autoencode):
+        with pytest.raises(ValueError, match="there is no text to encode"):
+            use([])
+
+
 def test_the_first_of_the_drawn_registers_may_guide_alone(pipe):
     whole = pipe.generate(2, method="conthendisc", calls=4, length=64)
     for few in (

@@ -52,8 +52,6 @@ class Crocodil(Networks):
         All texts are encoded on canvases of one length, `canvas_length(texts)`, which the result remembers. A text
         that is too long is an error, unless `cut`.
         """
-        if not texts:
-            raise ValueError("there is no text to encode")
         tokens = self.tokens_of(texts, cut=cut)
         size = batch_size or self.affordable_batch(tokens.shape[1])
         banks = []
@@ -306,6 +304,8 @@ class Crocodil(Networks):
 
     def tokens_of(self, texts: Sequence[str], *, cut: bool = False) -> TokenIds:
         """Tokenize texts on canvases of one length."""
+        if not texts:
+            raise ValueError("there is no text to encode")
         length = self.canvas_length(texts)
         return text_canvases(texts, self.tokenizer, length=length, cut=cut).to(self.device)
 
