@@ -102,7 +102,7 @@ def _limit(seconds: int, megabytes: int) -> None:
 _REFUSED_EVENTS = (
     "socket.", "subprocess.", "ctypes.", "shutil.", "sqlite3.", "pty.", "webbrowser.", "os.system", "os.exec",
     "os.posix_spawn", "os.spawn", "os.fork", "os.kill", "os.remove", "os.rename", "os.mkdir", "os.rmdir",
-    "os.link", "os.symlink", "os.truncate", "os.ch", "os.lchown", "os.putenv", "os.utime", "os.setxattr", "os.removexattr",
+    "os.link", "os.symlink", "os.truncate", "os.ch", "os.lchown", "os.putenv", "os.utime", "os.setxattr",
     "signal.pthread_kill",
 )  # fmt: skip
 
