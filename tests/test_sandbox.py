@@ -87,7 +87,8 @@ for attempt in (
     lambda: os.open({str(tmp_path / "new")!r}, os.O_WRONLY | os.O_CREAT),
     lambda: open({str(tmp_path / "new")!r}, "a"), lambda: os.mkdir({str(tmp_path / "folder")!r}),
     socket.socket, socket.socketpair, os.fork, lambda: os.execv("/bin/true", ["true"]),
-    lambda: os.kill(os.getpid(), 0), lambda: os.rmdir({str(tmp_path)!r}),
+    lambda: os.kill(os.getpid(), 0), lambda: os.rmdir({str(tmp_path)!r}), lambda: os.utime({str(tmp_path)!r}),
+    lambda: os.fchmod(os.open({str(tmp_path)!r}, os.O_RDONLY), 0o777),
 ):
     try:
         attempt()
