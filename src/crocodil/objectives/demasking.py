@@ -20,7 +20,7 @@ from crocodil.processes.registers import (
 )
 from crocodil.runtime.config import Amount, Cosine, Share, config
 from crocodil.seeding import Streams
-from crocodil.shapes import PerSample, Positions, PrefixLength, RegisterBank, TokenIds
+from crocodil.shapes import PerSample, Positions, PrefixLength, RegisterBank, RowLogits, TokenIds
 
 Encode: TypeAlias = Callable[[TokenIds, Positions | None], RegisterBank]  # (tokens, hidden positions) -> registers
 Loss: TypeAlias = Float[Tensor, ""]
@@ -80,14 +80,14 @@ def guided_loss(
         std = std * streams.at("noise level").uniform(1, 1)
     noisy_registers = perturb(registers, std=std, streams=streams.at("register noise"))  # line 5
     prefix_length = sample_visible_registers(registers.shape[1], objective, streams.at("prefix"))
-    read, num_drafts = hidden, round(objective.draft_rate * len(tokens))
-    if num_drafts:
-        drafts = draft_tokens(
-            lambda noisy, rows: demasker(
-                noisy, noisy_registers[:num_drafts], prefix_length=prefix_length[:num_drafts], rows=rows
-            ),
+    read = hidden
+    if num_drafts := round(objective.draft_rate * len(tokens)):
+        drafts = _drafts(
+            demasker,
             noisy_tokens[:num_drafts],
             hidden[:num_drafts],
+            noisy_registers[:num_drafts],
+            prefix_length[:num_drafts],
             mask_id=mask_id,
             streams=Streams(streams.keys[:num_drafts]).at("draft"),
         )
@@ -95,6 +95,24 @@ def guided_loss(
         read = hidden | (torch.arange(len(hidden), device=hidden.device) < num_drafts)[:, None]
     logits = demasker(noisy_tokens, noisy_registers, prefix_length=prefix_length, rows=read)
     return demasking_loss(logits, tokens, hidden, mask_prob, read=read)  # line 6
+
+
+def _drafts(
+    demasker: Demasker,
+    noisy_tokens: TokenIds,
+    hidden: Positions,
+    registers: RegisterBank,
+    prefix_length: PrefixLength,
+    *,
+    mask_id: int,
+    streams: Streams,
+) -> TokenIds:
+    """Return texts in which some visible tokens are the demasker's own proposals (decision D62)."""
+
+    def demask(noisy: TokenIds, rows: Positions) -> RowLogits:
+        return demasker(noisy, registers, prefix_length=prefix_length, rows=rows)
+
+    return draft_tokens(demask, noisy_tokens, hidden, mask_id=mask_id, streams=streams)
 
 
 def sample_visible_registers(num_registers: int, objective: DemaskerObjective, streams: Streams) -> PrefixLength:
