@@ -2,6 +2,7 @@
 
 from dataclasses import asdict, replace
 from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
@@ -119,6 +120,14 @@ def test_laptop_takes_a_night_and_medium_a_day():
 def test_micro_batches_of_small_leave_its_batches_and_steps():
     loop = small(assumed_corpus("small")[0]).guided_loop
     assert (loop.batch_size, loop.num_steps, loop.recompute_blocks) == (256, 6000, False)
+
+
+def test_drafts_cost_what_the_docs_say():
+    run = small(assumed_corpus("small")[0])
+    drafting = replace(run, guided_objective=replace(run.guided_objective, draft_rate=0.5))
+    more = step_flops(drafting)["guided"] / step_flops(run)["guided"] - 1
+    docs = Path(__file__).parent.parent / "docs" / "training.md"
+    assert f"A step of `small` then has {more:.0%} more operations" in " ".join(docs.read_text().split())
 
 
 def test_measured_hours_are_steps_times_measured_seconds():

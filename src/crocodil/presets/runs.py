@@ -97,7 +97,8 @@ def small(corpus: Corpus) -> Run:
 
     One denoiser is both priors: it draws registers given a bare canvas, which encodes the length, or given text.
     So stage prior is not needed. docs/research-log.md describes how these numbers were chosen. A batch is computed
-    in 8 micro-batches, which changes no number but rounding; with 48 GB, one is faster (`num_accumulated=1`).
+    in up to 8 micro-batches, which changes no number but rounding; with 48 GB, one is faster
+    (`num_accumulated=1`).
     """
     loop = LoopConfig(
         num_steps=6000, batch_size=256, num_accumulated=8, learning_rate=3e-3, optimiser="muon",
