@@ -180,6 +180,9 @@ def test_a_refresh_of_the_registers_in_use_costs_as_much_as_one_from_noise(pipe)
     assert begun.registers.shape == (2, 2, pipe.demasker.config.register_width)
     moved = [(made.registers - first.registers).square().mean() for made in (begun, fresh)]
     assert 0 < moved[0] < moved[1]
+    stopped = pipe.generate(2, **knobs, refresh_from=0.4, register_noise=0.5, early_stop=True)
+    assert stopped.cost == fresh.cost
+    assert stopped.registers.square().mean().item() == pytest.approx(1.25, rel=0.2)
 
 
 @pytest.mark.parametrize("method", METHODS)

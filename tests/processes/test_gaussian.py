@@ -88,7 +88,7 @@ def test_later_blocks_stay_the_noisier_ones_under_a_shift():
 
 @pytest.mark.parametrize("offsets", [NO_OFFSETS, OFFSETS])
 @pytest.mark.parametrize("eta", [0.0, 1.0])
-@pytest.mark.parametrize("num_steps", [1, 2, 32, 128])
+@pytest.mark.parametrize("num_steps", [1, 2, 32])
 def test_a_perfect_denoiser_makes_ddim_exact(offsets, eta, num_steps):
     clean, noise = bank()
     found = sampled(
@@ -146,7 +146,7 @@ def test_the_optimal_denoiser_of_gaussian_data_restores_its_variance():
         signal, noise = (level[..., None] for level in signal_and_noise_level(time))
         return signal * std**2 / (signal**2 * std**2 + noise**2) * noisy
 
-    noise, streams = tiny.streams(200).normal(8, 16), tiny.streams(200, "eta")
+    noise, streams = tiny.streams(60).normal(8, 16), tiny.streams(60, "eta")
     for eta in (0.0, 1.0):
         found = sampled(optimal, noise, ddim_times(256, OFFSETS), offsets=OFFSETS, eta=eta, streams=streams)
         assert found.std().item() == pytest.approx(std, rel=0.04)  # a first-order solver, from below

@@ -92,17 +92,25 @@ def sample_base_time(offsets: Offsets, *, streams: Streams) -> PerSample:
     return start + (1 - start) * streams.uniform()
 
 
-def base_time_at(share: float, offsets: Offsets) -> float:
-    """Return the base time at this share of the way from clean registers to pure noise."""
-    end = -float(offsets.max())
+def last_base_time(offsets: Offsets, *, noise_std: float = 0.0, shift: float = 1.0) -> float:
+    """Return the base time at which z_s / signal has this noise in the last block, and less in the others."""
+    time = time_of_noise(noise_std) if noise_std else 0.0  # 0: all blocks are clean
+    return time / (shift - (shift - 1) * time) - float(offsets.max())  # the inverse of `effective_time`
+
+
+def base_time_at(share: float, *, end: float) -> float:
+    """Return the base time at this share of the way from `end` to pure noise."""
     return end + (1 - end) * share
 
 
-def ddim_times(num_steps: int, offsets: Offsets, *, start: float = 1.0) -> list[float]:
-    """Return the base times of `num_steps` even steps, from pure noise (or `start`) until all blocks are clean."""
+def ddim_times(num_steps: int, offsets: Offsets, *, start: float = 1.0, end: float | None = None) -> list[float]:
+    """Return the base times of `num_steps` even steps, from pure noise until all blocks are clean.
+
+    `start` and `end` are base times to start and to end at instead.
+    """
     if num_steps < 1:
         raise ValueError(f"DDIM needs at least one step, not {num_steps}")
-    end = -float(offsets.max())
+    end = last_base_time(offsets) if end is None else end
     return [start + (end - start) * step / num_steps for step in range(num_steps)] + [end]
 
 
@@ -113,6 +121,7 @@ def ddim(
     *,
     offsets: Offsets,
     shift: float = 1.0,
+    stops_early: bool = False,
     eta: float = 0.0,
     streams: Streams | None = None,
     inputs: Sequence[Tensor] = (),
@@ -121,13 +130,14 @@ def ddim(
 ) -> RegisterBank:
     """Compute G_psi: DDIM with x0-prediction over a falling sequence of base times (Song et al., 2021).
 
-    The first registers are pure noise if the first base time is 1, else registers noised to that time.
+    The first registers are pure noise if the first base time is 1, else registers noised to that time. The result
+    is clean, or z_s at the last base time if the draw `stops_early`.
 
     `eta` = 0 is deterministic, 1 is DDPM's ancestral sampling; above 0 it draws from `streams`. `denoise` gets the
     registers, their times, the times of the next step, its last prediction (zero at first) and `inputs`. `play`
     executes a step.
     """
-    _check_times(times, offsets)
+    _check_times(times, offsets, stops_early=stops_early)
     if eta and streams is None:
         raise ValueError("eta > 0 draws fresh noise: pass streams")
     registers, prediction = noisy_registers, torch.zeros_like(noisy_registers)
@@ -142,10 +152,10 @@ def ddim(
     return registers
 
 
-def _check_times(times: Sequence[float], offsets: Offsets) -> None:
+def _check_times(times: Sequence[float], offsets: Offsets, *, stops_early: bool) -> None:
     if any(later >= earlier for earlier, later in pairwise(times)) or len(times) < 2:
         raise ValueError(f"the base times of DDIM must fall from step to step, these do not: {list(times)}")
-    if offsets.max() + times[-1] > 0:
+    if offsets.max() + times[-1] > 0 and not stops_early:
         raise ValueError(f"base time {times[-1]} leaves noise: the last one must be {-offsets.max():.3g}")
 
 

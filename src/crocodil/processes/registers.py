@@ -30,7 +30,7 @@ def noise_std_for_cosine(cosine: float) -> float:
     return math.sqrt(1 / cosine**2 - 1)
 
 
-def perturb(registers: RegisterBank, *, std: float | Float[Tensor, "B 1 1"], streams: Streams) -> RegisterBank:
+def perturb(registers: RegisterBank, *, std: float | Float[Tensor, "#B #K #D"], streams: Streams) -> RegisterBank:
     """Return z_0 + e with e ~ N(0, std^2 I), Alg. 1, lines 5-6; not renormalised (decision D5)."""
     noise = streams.normal(*registers.shape[1:]).to(registers.dtype)
     return registers + (std * noise).to(registers.dtype)

@@ -20,12 +20,14 @@ from crocodil.processes.gaussian import (
     ddim,
     ddim_times,
     effective_time,
+    last_base_time,
 )
 from crocodil.processes.registers import block_index, normalise, perturb
 from crocodil.runtime.devices import check_finite
 from crocodil.sampling.configs import Decoding, Drawing
 from crocodil.sampling.cost import NO_COST, Cost
 from crocodil.sampling.decode import PLAIN, Engine, OnCall, decode
+from crocodil.sampling.early_stop import EarlyStop, identity, scale_of
 from crocodil.sampling.guidance import Demask, DualGuided, FlowMap, GuidedDenoiser
 from crocodil.sampling.state import Canvas, Draw, Refresh, Samples
 from crocodil.seeding import Streams
@@ -43,7 +45,7 @@ def draw_registers(
     num_steps: int,
     self_conditioned: bool = False,
     flow_map: bool = False,
-    unstandardise: Callable[[RegisterBank], RegisterBank] | None = None,
+    unstandardise: Callable[[RegisterBank], RegisterBank] = identity,
     condition_kv: Tensor | None = None,
     weak: Callable[..., RegisterBank] | None = None,
     weak_condition_kv: Tensor | None = None,
@@ -59,27 +61,31 @@ def draw_registers(
     `shape` is the number of its registers and their width. `unstandardise` turns its units into those of the
     encoder (decision D40). `weak` is the network of autoguidance. `dropped` are the strengths of condition and
     prompt, each with the keys and values without it (D57). `replaced` are registers in the units of the prior:
-    with `drawing.refresh_from` below 1 the draw starts from them, noised, and not from pure noise (D50).
+    with `drawing.refresh_from` below 1 the draw starts from them, noised, and not from pure noise (D50). With
+    `drawing.early_stop` the draw ends at noisy registers (D63).
     """
     _check_drawing(drawing, self_conditioned=self_conditioned, flow_map=flow_map, has_weak=weak is not None)
     num_registers, register_width = shape
     noise: Float[Tensor, "B K D"] = streams.at("noise").normal(num_registers, register_width)
     offsets = block_offsets(block_index(num_registers), largest=drawing.largest_offset)
+    stop = EarlyStop.of(drawing, offsets, scale_of(unstandardise, noise)) if drawing.early_stop else None
+    end = last_base_time(offsets) if stop is None else stop.base_time
     scales = (drawing.pag_scale, self_conditioned, drawing.self_cond_scale)
     first, start = noise, 1.0
     if replaced is not None and drawing.refresh_from < 1:
         if replaced.shape[1:] != noise.shape[1:]:
             raise ValueError("refresh_from below 1 needs two priors of equally many registers: use 1")
-        start = base_time_at(drawing.refresh_from, offsets)
-        first = _noised(replaced, noise, start, offsets, shift=drawing.time_shift)
+        start = base_time_at(drawing.refresh_from, end=end)
+        first = _noised(replaced, noise, start, offsets, shift=drawing.time_shift, stop=stop)
     guided = GuidedDenoiser(denoiser, *scales, weak, drawing.autoguidance)
     dual = DualGuided(guided, tuple(scale for scale, _ in dropped)) if dropped else guided
     registers = ddim(
         FlowMap(denoiser) if flow_map else dual,
         first,
-        ddim_times(num_steps, offsets, start=start),
+        ddim_times(num_steps, offsets, start=start, end=end),
         offsets=offsets,
         shift=drawing.time_shift,
+        stops_early=drawing.early_stop,
         eta=drawing.eta,
         streams=streams,
         inputs=[
@@ -90,9 +96,12 @@ def draw_registers(
         on_step=on_step,
         play=engine.play,
     )
-    registers = normalise(registers if unstandardise is None else unstandardise(registers))
+    registers = registers if stop is None else stop.over_signal(registers)
+    registers = normalise(unstandardise(registers))
     check_finite(registers, "the prior's registers")
-    if drawing.register_noise:
+    if stop is not None:
+        registers = stop.with_noise(registers, streams=streams.at("register noise"))
+    elif drawing.register_noise:
         registers = perturb(registers, std=drawing.register_noise, streams=streams.at("register noise"))
     return Draw(registers, Cost(denoiser_calls=num_steps * (drawing.calls_per_step + len(dropped))))
 
@@ -111,11 +120,18 @@ def _check_drawing(drawing: Drawing, *, self_conditioned: bool, flow_map: bool, 
 
 
 def _noised(
-    registers: RegisterBank, noise: RegisterBank, base_time: float, offsets: Offsets, *, shift: float
+    replaced: RegisterBank,
+    noise: RegisterBank,
+    base_time: float,
+    offsets: Offsets,
+    *,
+    shift: float,
+    stop: EarlyStop | None,
 ) -> RegisterBank:
     """Return registers in use as they would be at a base time: where a refresh starts (decision D50)."""
     base_times = torch.full(noise.shape[:1], base_time, device=noise.device)
-    return add_noise(registers, effective_time(base_times, offsets.to(noise.device), shift=shift), noise)
+    time = effective_time(base_times, offsets.to(noise.device), shift=shift)
+    return add_noise(replaced, time, noise) if stop is None else stop.noised(replaced, time, noise)
 
 
 # ---------------------------------------------------------------- Algorithms 2, 3 and 6

@@ -116,10 +116,17 @@ class Drawing:
     register_noise: Weight = knob(
         0.0, "Standard deviation of noise on drawn registers: the demasker trusts them less."
     )  # D48
+    early_stop: bool = knob(
+        False, "End draws where their noise is that of register_noise, instead of adding it to complete ones."
+    )  # D63
     num_registers: Width | None = knob(None, "Guide with the first registers only. Default: all that are drawn.")
     refresh_at: tuple[Share, ...] = (0.5,)  # ConWithinDisc draws again after these shares of the calls (D9)
     largest_offset: Share = 0.1  # of the block offsets; must be as in training (D4)
     time_shift: Positive = 1.0  # of the diffusion times; must be as in training
+
+    def __post_init__(self) -> None:
+        if self.early_stop and not 0 < self.register_noise <= 1000:
+            raise ValueError("early_stop needs register_noise, above 0 and up to 1000: where a draw stops")
 
     @property
     def calls_per_step(self) -> int:
