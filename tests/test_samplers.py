@@ -388,8 +388,9 @@ def test_corrector_calls_mend_what_was_revealed_blindly_at_the_cost_of_their_cal
     assert corrected.cost == plain.cost == Cost(demasker_calls=20)  # 4 to fill, 16 to correct
 
 
-def test_tokens_of_one_call_stand_apart_while_there_are_enough():
-    how, revealed = decoding(48, num_calls=16, apart=2), []
+@pytest.mark.parametrize("rule", [MostConfident(), Revise()], ids=lambda rule: type(rule).__name__)
+def test_tokens_of_one_call_stand_apart_while_there_are_enough(rule):
+    how, revealed = decoding(48, num_calls=16, apart=2, rule=rule), []
 
     def demask(noisy_tokens, registers, places):
         revealed.append(noisy_tokens != MASK)

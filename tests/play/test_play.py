@@ -89,6 +89,11 @@ def test_a_value_that_this_model_cannot_take_names_its_field(pipe, view, values,
     assert caught.value.field == field
 
 
+def test_registers_are_counted_from_one_as_on_the_page(pipe):
+    with pytest.raises(FieldError, match="there is no register 7: take 1 to 6"):
+        asked(pipe, "steer", **SMALL, redrawn=[6])
+
+
 def test_every_view_has_a_default_request():
     for view, values in defaults().items():
         assert parse(json.loads(json.dumps({"view": view, **values})))

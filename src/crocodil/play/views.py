@@ -289,4 +289,4 @@ def _check_calls(decoding: Decoding, calls: int, length: int) -> None:
 
 def _check_numbers(field: str, numbers: Sequence[int], count: int) -> None:
     if wrong := [number for number in numbers if not 0 <= number < count]:
-        raise FieldError(field, f"there is no register {wrong[0]}: take 0 to {count - 1}")
+        raise FieldError(field, f"there is no register {wrong[0] + 1}: take 1 to {count}")  # as the page counts

@@ -42,8 +42,11 @@ class RevealStep(NamedTuple):
 
     def best(self, score: Float[Tensor, "B N"], count: Int[Tensor, "B"]) -> Positions:
         """Return the `count` hidden positions of highest score in each row."""
-        score = far_apart(score, among=self.hidden, distance=self.apart) if self.apart else score
-        return highest(score, among=self.hidden, count=count)
+        return highest(self.ranked(score), among=self.hidden, count=count)
+
+    def ranked(self, score: Float[Tensor, "B N"]) -> Float[Tensor, "B N"]:
+        """Return the score with hidden positions that have a better one within `apart` behind all others."""
+        return far_apart(score, among=self.hidden, distance=self.apart) if self.apart else score
 
 
 @runtime_checkable
@@ -175,7 +178,7 @@ class Revise:
 
     def __call__(self, step: RevealStep) -> Positions:
         score = _noisy(step, self.noise * (step.calls_left - 1) / step.calls_per_block)
-        return highest(score, among=step.open, count=_visible(step).sum(dim=1) + step.quota())
+        return highest(step.ranked(score), among=step.open, count=_visible(step).sum(dim=1) + step.quota())
 
 
 def revises(rule: RevealRule) -> bool:
@@ -183,7 +186,7 @@ def revises(rule: RevealRule) -> bool:
     return getattr(rule, "revises", False)
 
 
-_FIRST = 1e6  # more than any difference of log-probabilities
+_BEHIND = 1e6  # more than any difference of log-probabilities
 
 RULES: dict[str, RevealRule] = {  # `crocodil.processes.plan` has the names alone
     "confidence": MostConfident(),
@@ -204,13 +207,14 @@ def highest(score: Float[Tensor, "B N"], *, among: Positions, count: Int[Tensor,
 
 
 def far_apart(score: Float[Tensor, "B N"], *, among: Positions, distance: int) -> Float[Tensor, "B N"]:
-    """Rank the positions without a better one within `distance` before all others (decision D47).
+    """Rank positions `among` these that have a better one of them within `distance` behind all others (D47).
 
     Neighbours depend on each other most, and tokens that are revealed together do not see each other.
     """
-    score = score.double().masked_fill(~among, -torch.inf)
-    best_nearby = F.max_pool1d(score[:, None], 2 * distance + 1, stride=1, padding=distance)[:, 0]
-    return score + _FIRST * (score >= best_nearby)
+    score = score.double()
+    rival = score.masked_fill(~among, -torch.inf)
+    best_nearby = F.max_pool1d(rival[:, None], 2 * distance + 1, stride=1, padding=distance)[:, 0]
+    return score - _BEHIND * (among & (rival < best_nearby))
 
 
 def _visible(step: RevealStep) -> Positions:
