@@ -71,8 +71,9 @@ from crocodil.reproduce.figures import Curve, Panel, Real
 from crocodil.reproduce.fixed_protocol import FixedProtocol, check_same_protocol, read_protocol
 from crocodil.reproduce.held_out import HeldOut, corpus_fingerprint, tokenized_again
 from crocodil.reproduce.protocol import EXAMPLE_CALLS, FULL, QUICK, TINY, blocks_and_calls, protocol_named
-from crocodil.reproduce.report import report, summary, timed, write_report
+from crocodil.reproduce.report import report, timed, write_report
 from crocodil.reproduce.store import Job, Store, note_of, read_rows, select
+from crocodil.reproduce.summary import summary
 from crocodil.reproduce.sweep import best, candidate_of, finalists
 from crocodil.runtime.atomic import locked
 from crocodil.sampling.configs import Decoding, Drawing

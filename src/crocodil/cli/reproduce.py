@@ -3,7 +3,7 @@
 `evaluate` judges one model or any texts, `reproduce` computes all tables and figures, `report` only writes them.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -143,6 +143,10 @@ def reproduce(
         list[str] | None,
         typer.Option(metavar="NAME=DIR", help="A variant of the model, e.g. 'without register noise=DIR'."),
     ] = None,
+    compare: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=DIR", help="Another model whose methods stand in the same tables."),
+    ] = None,
     run: Annotated[
         list[Path] | None, typer.Option(metavar="DIR", help="For each model, the run it comes from.")
     ] = None,
@@ -173,8 +177,8 @@ def reproduce(
     bases = [local_folder(folder) for folder in base or ()]
     from crocodil.pipeline import Crocodil
     from crocodil.reproduce.context import Context, with_base
-    from crocodil.reproduce.experiments import NAMES, compute_all
-    from crocodil.reproduce.fixed_protocol import check_test_corpus
+    from crocodil.reproduce.experiments import NAMES, compute_all, read_all
+    from crocodil.reproduce.fixed_protocol import check_test_corpus, keep_protocol
     from crocodil.reproduce.held_out import corpus_fingerprint
     from crocodil.reproduce.report import write_report
     from crocodil.runtime.atomic import locked, remove_unfinished
@@ -185,7 +189,11 @@ def reproduce(
     pipes = [with_base(pipe, _each("base", bases, len(pipes), index)) for index, pipe in enumerate(pipes)]
     # The blocks stay compiled; the reveal step is not: it would be compiled again for every candidate of a sweep.
     pipes = [replace(pipe, compiled=False) for pipe in pipes]
-    variants = {name: Crocodil.from_pretrained(path, device=device) for name, path in _named(ablation_model or ())}
+    variants, compared = (
+        {name: Crocodil.from_pretrained(path, device=device) for name, path in _named(option, given or ())}
+        for option, given in (("ablation-model", ablation_model), ("compare", compare))
+    )
+    how.check_compared(compared)
     evaluator = _evaluator(corpus, how.judges, how.embedder, how.protocol, device)
     anchor = None if causal is None else _language_model(causal, device)
     contexts = [
@@ -199,6 +207,7 @@ def reproduce(
             results=out,
             seed=how.seed,
             variants=variants,
+            compared=compared,
             training=_training(index, len(pipes), run or (), base_run or ()),
             base=_each("base", bases, len(pipes), index),
             pairs=prompts,
@@ -209,8 +218,10 @@ def reproduce(
     with locked(out):
         remove_unfinished(out)
         remove_unfinished(out / "figures")
-        results = compute_all(contexts, NAMES if experiments == ["all"] else experiments, say=_say)
-        typer.echo(write_report(results, out))
+        if protocol is not None:
+            keep_protocol(protocol, out)
+        compute_all(contexts, NAMES if experiments == ["all"] else experiments, say=_say)
+        typer.echo(write_report(read_all(out), out))
 
 
 @app.command(rich_help_panel=MEASURE)
@@ -274,6 +285,12 @@ class _How(NamedTuple):
     test_corpus: str | None = None  # the fingerprint that the file fixes
     digest: str | None = None  # of the file
 
+    def check_compared(self, names: Collection[str]) -> None:
+        """A protocol file names the models that are compared."""
+        if self.digest is not None and (others := sorted(set(names) - set(self.protocol.compared))):
+            named = ", ".join(self.protocol.compared) or "none"
+            raise ValueError(f"the protocol compares no model {others[0]!r}: it names {named}")
+
 
 def _by_preset(given: Mapping[str, Any], paper_steps: bool) -> _How:
     from crocodil.reproduce.protocol import protocol_named
@@ -286,9 +303,10 @@ def _by_preset(given: Mapping[str, Any], paper_steps: bool) -> _How:
 
 
 def _by_file(file: Path, given: Mapping[str, Any], paper_steps: bool) -> _How:
-    from crocodil.reproduce.fixed_protocol import read_protocol
+    from crocodil.reproduce.fixed_protocol import check_is_fixed, read_protocol
 
     fixed, digest = read_protocol(file)
+    check_is_fixed(fixed, file)
     names = [name for name, value in given.items() if value is not None] + ["paper-steps"] * paper_steps
     if names:
         raise ValueError(f"--{names[0]} and --protocol exclude each other: the file fixes how things are measured")
@@ -324,12 +342,12 @@ def _language_model(name: str, device: str | None) -> "LanguageModel":
     return LanguageModel.load(name, device=checked_device(device or default_device()))
 
 
-def _named(options: Sequence[str]) -> list[tuple[str, str]]:
-    """Split options of the form NAME=DIR."""
-    pairs = [option.partition("=") for option in options]
+def _named(option: str, values: Sequence[str]) -> list[tuple[str, str]]:
+    """Split the values of an option of the form NAME=DIR."""
+    pairs = [value.partition("=") for value in values]
     for name, equals, path in pairs:
         if not (name and equals and path):
-            raise ValueError(f"--ablation-model takes NAME=DIR, not {name + equals + path!r}")
+            raise ValueError(f"--{option} takes NAME=DIR, not {name + equals + path!r}")
     return [(name, path) for name, _, path in pairs]
 
 
