@@ -3,16 +3,18 @@
 `evaluate` judges one model or any texts, `reproduce` computes all tables and figures, `report` only writes them.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from crocodil.checkpoints.hub import local_folder
 from crocodil.cli import options
+from crocodil.cli.measuring import by_file, by_preset, show_costs
 from crocodil.cli.root import MEASURE, app, check_installed
 from crocodil.pipeline.settings import BUILTIN, Method, read_settings, settings_file
 from crocodil.runtime import config
@@ -165,11 +167,19 @@ def reproduce(
         bool,
         typer.Option("--compiled", help="Compile the networks: slow start, then faster; last digits may differ."),
     ] = False,
+    estimate: Annotated[
+        bool,
+        typer.Option("--estimate", help="Only print what it would cost, for the networks of --run."),
+    ] = False,
 ) -> None:
     """Compute the tables and figures of the paper and write the report. A stopped run continues where it was."""
     check_installed("eval", "faiss", "rapidfuzz")
     given = {"preset": preset, "judge": judge, "embedder": embedder, "seed": seed}
-    how = _by_preset(given, paper_steps) if protocol is None else _by_file(protocol, given, paper_steps)
+    how = by_preset(given, paper_steps) if protocol is None else by_file(protocol, given, paper_steps)
+    if estimate:
+        show_costs(experiments, how.protocol, run or (), length or ())
+        return
+    how.check_is_fixed()
     corpus, test_corpus = _corpora(data, test)
     prompts = _pairs(pairs, causal, experiments)
     for folder in model or [BUILTIN]:
@@ -185,15 +195,20 @@ def reproduce(
 
     if how.test_corpus is not None:
         check_test_corpus(how.test_corpus, corpus_fingerprint(test_corpus or corpus))
-    pipes = [Crocodil.from_pretrained(folder, device=device, compiled=compiled) for folder in model or [BUILTIN]]
+    named = {
+        "ablation-model": _named("ablation-model", ablation_model or ()),
+        "compare": _named("compare", compare or ()),
+    }
+    how.check_compared(named["compare"])
+    load = partial(Crocodil.from_pretrained, device=device, compiled=compiled)
+    pipes = [load(folder) for folder in model or [BUILTIN]]
     pipes = [with_base(pipe, _each("base", bases, len(pipes), index)) for index, pipe in enumerate(pipes)]
     # The blocks stay compiled; the reveal step is not: it would be compiled again for every candidate of a sweep.
     pipes = [replace(pipe, compiled=False) for pipe in pipes]
     variants, compared = (
-        {name: Crocodil.from_pretrained(path, device=device) for name, path in _named(option, given or ())}
-        for option, given in (("ablation-model", ablation_model), ("compare", compare))
+        {name: replace(load(folder), compiled=False) for name, folder in folders.items()}
+        for folders in named.values()
     )
-    how.check_compared(compared)
     evaluator = _evaluator(corpus, how.judges, how.embedder, how.protocol, device)
     anchor = None if causal is None else _language_model(causal, device)
     contexts = [
@@ -275,44 +290,6 @@ def _from_rows_of(directory: Path) -> Iterator[None]:
         ) from error
 
 
-class _How(NamedTuple):
-    """How things are measured, by a preset and options or by a protocol file."""
-
-    protocol: "Protocol"
-    judges: Sequence[str]
-    embedder: str | None
-    seed: int
-    test_corpus: str | None = None  # the fingerprint that the file fixes
-    digest: str | None = None  # of the file
-
-    def check_compared(self, names: Collection[str]) -> None:
-        """A protocol file names the models that are compared."""
-        if self.digest is not None and (others := sorted(set(names) - set(self.protocol.compared))):
-            named = ", ".join(self.protocol.compared) or "none"
-            raise ValueError(f"the protocol compares no model {others[0]!r}: it names {named}")
-
-
-def _by_preset(given: Mapping[str, Any], paper_steps: bool) -> _How:
-    from crocodil.reproduce.protocol import protocol_named
-
-    protocol = protocol_named(given["preset"] or "full")
-    judges = (given["judge"] or options.DEFAULT_JUDGE,)
-    return _How(
-        protocol.with_paper_steps() if paper_steps else protocol, judges, given["embedder"], given["seed"] or 0
-    )
-
-
-def _by_file(file: Path, given: Mapping[str, Any], paper_steps: bool) -> _How:
-    from crocodil.reproduce.fixed_protocol import check_is_fixed, read_protocol
-
-    fixed, digest = read_protocol(file)
-    check_is_fixed(fixed, file)
-    names = [name for name, value in given.items() if value is not None] + ["paper-steps"] * paper_steps
-    if names:
-        raise ValueError(f"--{names[0]} and --protocol exclude each other: the file fixes how things are measured")
-    return _How(fixed.protocol, fixed.judges, fixed.embedder, fixed.seed, fixed.test_corpus, digest)
-
-
 def _evaluator(
     corpus: "Corpus", judges: Sequence[str], embedder: str | None, protocol: "Protocol", device: str | None
 ) -> "Evaluator":
@@ -342,13 +319,13 @@ def _language_model(name: str, device: str | None) -> "LanguageModel":
     return LanguageModel.load(name, device=checked_device(device or default_device()))
 
 
-def _named(option: str, values: Sequence[str]) -> list[tuple[str, str]]:
+def _named(option: str, values: Sequence[str]) -> dict[str, str]:
     """Split the values of an option of the form NAME=DIR."""
     pairs = [value.partition("=") for value in values]
     for name, equals, path in pairs:
         if not (name and equals and path):
             raise ValueError(f"--{option} takes NAME=DIR, not {name + equals + path!r}")
-    return [(name, path) for name, _, path in pairs]
+    return {name: path for name, _, path in pairs}
 
 
 def _training(index: int, num_models: int, runs: Sequence[Path], base_runs: Sequence[Path]) -> "dict[str, dict]":

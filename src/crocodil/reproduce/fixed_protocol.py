@@ -96,11 +96,6 @@ def read_protocol(file: Path) -> tuple[FixedProtocol, str]:
     return config_from_json(FixedProtocol, values, file), sha256(file.read_bytes()).hexdigest()
 
 
-def check_is_fixed(fixed: FixedProtocol, file: Path) -> None:
-    if fixed.date == DRAFT:
-        raise ValueError(f"{file} is a draft: give it a date and commit it before anything is measured")
-
-
 def keep_protocol(file: Path, directory: Path) -> None:
     """Copy the file into the folder of results, where the report finds it."""
     content, kept = file.read_bytes(), directory / KEPT_FILE
