@@ -65,6 +65,7 @@ from crocodil.reproduce.experiments.frontiers import (
 )
 from crocodil.reproduce.experiments.generation import other_judges_table
 from crocodil.reproduce.experiments.generation import show as show_generation
+from crocodil.reproduce.experiments.likelihood import bound_row, whole_programs
 from crocodil.reproduce.experiments.timing import compute_cpu_seconds
 from crocodil.reproduce.experiments.training_compute import base_compute_share, stage_flops
 from crocodil.reproduce.figures import Curve, Panel, Real
@@ -167,7 +168,8 @@ def out(folder, corpus, trained, judge_folder, embedder_folder, tmp_path_factory
         "reproduce", "all", "--preset", "tiny", "--model", folder, "--data", corpus.directory,
         "--judge", judge_folder, "--embedder", embedder_folder,
         "--ablation-model", f"without register noise={folder}", "--ablation-model", f"registers 8={folder}",
-        "--run", trained, "--base", trained / BASE, "--length", 64, "--out", results,
+        "--compare", f"copy={folder}", "--run", trained, "--base", trained / BASE, "--length", 64,
+        "--out", results,
     )  # fmt: skip
     assert made.exit_code == 0, made.output
     assert made.stdout.strip() == str(results / "report.html")
@@ -399,6 +401,32 @@ def test_every_method_gets_the_same_sweep_on_valid_and_one_run_on_test(out, resu
         assert candidate_of(row) == candidate_of(best(own))
         assert len(select(measured, method=row["method"], calls=row["calls"])) == 1
     assert {row["method"] for row in measured} >= {"base", "conthendisc", "conwithindisc"}
+
+
+def test_a_compared_model_has_its_own_sweep_and_stands_in_the_same_table(out, results):
+    copied, own = (select(results["generation"], method=name)[0] for name in ("copy: conthendisc", "conthendisc"))
+    assert copied["model"] == {}  # its rows do not depend on the model beside which it is measured
+    assert copied["variant_model"].items() <= own["model"].items()
+    same = [name for name in own if name not in ("method", "model", "seconds")]
+    assert {name: copied[name] for name in same} == {name: own[name] for name in same}
+    assert "| copy: ConWithinDisc | 4 |" in (out / "report.md").read_text()
+    assert {row["method"] for row in results["seconds"]} >= {"copy: conthendisc", "copy: conwithindisc"}
+
+
+def test_the_bound_of_a_base_that_knows_nothing_is_that_of_a_uniform_distribution(
+    pipe, corpus, evaluator, tmp_path
+):
+    base = LLaDA(pipe.demasker.config.backbone)
+    for parameter in base.parameters():
+        torch.nn.init.zeros_(parameter)
+    context = Context.for_model(
+        replace(pipe, base=base), corpus=corpus, evaluator=evaluator, protocol=TINY, results=tmp_path
+    )
+    texts = ["x = 1\n", "total += step\n"]
+    row = bound_row(context, texts)
+    bits = 2 * 63 * math.log2(base.config.vocab_size)  # BOS is given
+    assert row["bits_per_byte"] == pytest.approx(bits / sum(map(len, texts)))
+    assert whole_programs(context, "valid") == []  # all are longer than the canvas
 
 
 def test_a_method_is_swept_over_what_it_has_and_none_over_more_candidates(results):
@@ -934,6 +962,12 @@ def test_a_model_is_measured_at_each_of_its_lengths_by_one_protocol_file(
     fixed.save(file)
     options = ("psnr", "--protocol", file, "--model", folder, "--data", corpus.directory, "--out", out)
     assert "the protocol fixes a test corpus with" in str(run("reproduce", *options).exception)
+    assert "the protocol compares no model 'x': it names none" in str(
+        run("reproduce", *options, "--test", fresh_corpus.directory, "--compare", f"x={folder}").exception
+    )
+    replace(fixed, date="draft").save(tmp_path / "draft.json")
+    draft = ("psnr", "--protocol", tmp_path / "draft.json", "--data", corpus.directory)
+    assert "is a draft: give it a date" in str(run("reproduce", *draft).exception)
     options = (*options, "--test", fresh_corpus.directory)
     made = run("reproduce", *options)
     assert made.exit_code == 0, made.output
