@@ -475,7 +475,8 @@ def test_the_top_candidates_are_ranked_again_for_many_calls(out):
 
 def test_ablations_use_the_candidate_of_the_method_they_vary(out):
     swept = read_rows(out / "sweep.jsonl")
-    assert {row.get("method") for row in swept} == {"base", "conthendisc", "conwithindisc", None}
+    copied = {"copy: conthendisc", "copy: conwithindisc"}
+    assert {row.get("method") for row in swept} == {"base", "conthendisc", "conwithindisc", *copied, None}
     assert {row.get("registers") for row in swept} == {8, None}  # a model of its own
     assert {row.get("variant") for row in swept} == {"without register noise", None}
 
