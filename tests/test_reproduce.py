@@ -65,14 +65,16 @@ from crocodil.reproduce.experiments.frontiers import (
 )
 from crocodil.reproduce.experiments.generation import other_judges_table
 from crocodil.reproduce.experiments.generation import show as show_generation
+from crocodil.reproduce.experiments.likelihood import bound_row, whole_programs
 from crocodil.reproduce.experiments.timing import compute_cpu_seconds
 from crocodil.reproduce.experiments.training_compute import base_compute_share, stage_flops
 from crocodil.reproduce.figures import Curve, Panel, Real
 from crocodil.reproduce.fixed_protocol import FixedProtocol, check_same_protocol, read_protocol
 from crocodil.reproduce.held_out import HeldOut, corpus_fingerprint, tokenized_again
 from crocodil.reproduce.protocol import EXAMPLE_CALLS, FULL, QUICK, TINY, blocks_and_calls, protocol_named
-from crocodil.reproduce.report import report, summary, timed, write_report
+from crocodil.reproduce.report import report, timed, write_report
 from crocodil.reproduce.store import Job, Store, note_of, read_rows, select
+from crocodil.reproduce.summary import summary
 from crocodil.reproduce.sweep import best, candidate_of, finalists
 from crocodil.runtime.atomic import locked
 from crocodil.sampling.configs import Decoding, Drawing
@@ -166,7 +168,8 @@ def out(folder, corpus, trained, judge_folder, embedder_folder, tmp_path_factory
         "reproduce", "all", "--preset", "tiny", "--model", folder, "--data", corpus.directory,
         "--judge", judge_folder, "--embedder", embedder_folder,
         "--ablation-model", f"without register noise={folder}", "--ablation-model", f"registers 8={folder}",
-        "--run", trained, "--base", trained / BASE, "--length", 64, "--out", results,
+        "--compare", f"copy={folder}", "--run", trained, "--base", trained / BASE, "--length", 64,
+        "--out", results,
     )  # fmt: skip
     assert made.exit_code == 0, made.output
     assert made.stdout.strip() == str(results / "report.html")
@@ -400,6 +403,32 @@ def test_every_method_gets_the_same_sweep_on_valid_and_one_run_on_test(out, resu
     assert {row["method"] for row in measured} >= {"base", "conthendisc", "conwithindisc"}
 
 
+def test_a_compared_model_has_its_own_sweep_and_stands_in_the_same_table(out, results):
+    copied, own = (select(results["generation"], method=name)[0] for name in ("copy: conthendisc", "conthendisc"))
+    assert copied["model"] == {}  # its rows do not depend on the model beside which it is measured
+    assert copied["variant_model"].items() <= own["model"].items()
+    same = [name for name in own if name not in ("method", "model", "seconds")]
+    assert {name: copied[name] for name in same} == {name: own[name] for name in same}
+    assert "| copy: ConWithinDisc | 4 |" in (out / "report.md").read_text()
+    assert {row["method"] for row in results["seconds"]} >= {"copy: conthendisc", "copy: conwithindisc"}
+
+
+def test_the_bound_of_a_base_that_knows_nothing_is_that_of_a_uniform_distribution(
+    pipe, corpus, evaluator, tmp_path
+):
+    base = LLaDA(pipe.demasker.config.backbone)
+    for parameter in base.parameters():
+        torch.nn.init.zeros_(parameter)
+    context = Context.for_model(
+        replace(pipe, base=base), corpus=corpus, evaluator=evaluator, protocol=TINY, results=tmp_path
+    )
+    texts = ["x = 1\n", "total += step\n"]
+    row = bound_row(context, texts)
+    bits = 2 * 63 * math.log2(base.config.vocab_size)  # BOS is given
+    assert row["bits_per_byte"] == pytest.approx(bits / sum(map(len, texts)))
+    assert whole_programs(context, "valid") == []  # all are longer than the canvas
+
+
 def test_a_method_is_swept_over_what_it_has_and_none_over_more_candidates(results):
     guided = select(results["sweep"], method="conthendisc", calls=4)
     assert {row["eta"] for row in guided} == {0.0, 1.0}  # a field of `Drawing`
@@ -446,7 +475,8 @@ def test_the_top_candidates_are_ranked_again_for_many_calls(out):
 
 def test_ablations_use_the_candidate_of_the_method_they_vary(out):
     swept = read_rows(out / "sweep.jsonl")
-    assert {row.get("method") for row in swept} == {"base", "conthendisc", "conwithindisc", None}
+    copied = {"copy: conthendisc", "copy: conwithindisc"}
+    assert {row.get("method") for row in swept} == {"base", "conthendisc", "conwithindisc", *copied, None}
     assert {row.get("registers") for row in swept} == {8, None}  # a model of its own
     assert {row.get("variant") for row in swept} == {"without register noise", None}
 
@@ -933,6 +963,12 @@ def test_a_model_is_measured_at_each_of_its_lengths_by_one_protocol_file(
     fixed.save(file)
     options = ("psnr", "--protocol", file, "--model", folder, "--data", corpus.directory, "--out", out)
     assert "the protocol fixes a test corpus with" in str(run("reproduce", *options).exception)
+    assert "the protocol compares no model 'x': it names none" in str(
+        run("reproduce", *options, "--test", fresh_corpus.directory, "--compare", f"x={folder}").exception
+    )
+    replace(fixed, date="draft").save(tmp_path / "draft.json")
+    draft = ("psnr", "--protocol", tmp_path / "draft.json", "--data", corpus.directory)
+    assert "is a draft: give it a date" in str(run("reproduce", *draft).exception)
     options = (*options, "--test", fresh_corpus.directory)
     made = run("reproduce", *options)
     assert made.exit_code == 0, made.output

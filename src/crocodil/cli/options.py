@@ -171,9 +171,9 @@ Judge = Literal["qwen2.5-coder-0.5b", "smollm2-135m", "minilm-l6-v2", "qwen2.5-c
 DEFAULT_JUDGE: Judge = "qwen2.5-coder-0.5b"
 Experiment = Literal[
     "all",
-    "model", "reference", "anchor", "demasker", "autoencoder", "generation", "memorisation", "seconds",
-    "cpu-seconds", "noise", "interpolation", "psnr", "prdc", "register-count", "refresh", "variants",
-    "variant-autoencoders", "completions", "two-sentences",
+    "model", "reference", "anchor", "likelihood", "demasker", "autoencoder", "sweep", "generation",
+    "memorisation", "seconds", "cpu-seconds", "noise", "interpolation", "psnr", "prdc", "register-count",
+    "refresh", "variants", "variant-autoencoders", "completions", "two-sentences",
 ]  # fmt: skip
 
 # ---------------------------------------------------------------- options of several commands

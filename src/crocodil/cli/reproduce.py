@@ -3,16 +3,18 @@
 `evaluate` judges one model or any texts, `reproduce` computes all tables and figures, `report` only writes them.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from crocodil.checkpoints.hub import local_folder
 from crocodil.cli import options
+from crocodil.cli.measuring import by_file, by_preset, show_costs
 from crocodil.cli.root import MEASURE, app, check_installed
 from crocodil.pipeline.settings import BUILTIN, Method, read_settings, settings_file
 from crocodil.runtime import config
@@ -143,6 +145,10 @@ def reproduce(
         list[str] | None,
         typer.Option(metavar="NAME=DIR", help="A variant of the model, e.g. 'without register noise=DIR'."),
     ] = None,
+    compare: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=DIR", help="Another model whose methods stand in the same tables."),
+    ] = None,
     run: Annotated[
         list[Path] | None, typer.Option(metavar="DIR", help="For each model, the run it comes from.")
     ] = None,
@@ -161,11 +167,19 @@ def reproduce(
         bool,
         typer.Option("--compiled", help="Compile the networks: slow start, then faster; last digits may differ."),
     ] = False,
+    estimate: Annotated[
+        bool,
+        typer.Option("--estimate", help="Only print what it would cost, for the networks of --run."),
+    ] = False,
 ) -> None:
     """Compute the tables and figures of the paper and write the report. A stopped run continues where it was."""
     check_installed("eval", "faiss", "rapidfuzz")
     given = {"preset": preset, "judge": judge, "embedder": embedder, "seed": seed}
-    how = _by_preset(given, paper_steps) if protocol is None else _by_file(protocol, given, paper_steps)
+    how = by_preset(given, paper_steps) if protocol is None else by_file(protocol, given, paper_steps)
+    if estimate:
+        show_costs(experiments, how.protocol, run or (), length or ())
+        return
+    how.check_is_fixed()
     corpus, test_corpus = _corpora(data, test)
     prompts = _pairs(pairs, causal, experiments)
     for folder in model or [BUILTIN]:
@@ -173,19 +187,28 @@ def reproduce(
     bases = [local_folder(folder) for folder in base or ()]
     from crocodil.pipeline import Crocodil
     from crocodil.reproduce.context import Context, with_base
-    from crocodil.reproduce.experiments import NAMES, compute_all
-    from crocodil.reproduce.fixed_protocol import check_test_corpus
+    from crocodil.reproduce.experiments import NAMES, compute_all, read_all
+    from crocodil.reproduce.fixed_protocol import check_test_corpus, keep_protocol
     from crocodil.reproduce.held_out import corpus_fingerprint
     from crocodil.reproduce.report import write_report
     from crocodil.runtime.atomic import locked, remove_unfinished
 
     if how.test_corpus is not None:
         check_test_corpus(how.test_corpus, corpus_fingerprint(test_corpus or corpus))
-    pipes = [Crocodil.from_pretrained(folder, device=device, compiled=compiled) for folder in model or [BUILTIN]]
+    named = {
+        "ablation-model": _named("ablation-model", ablation_model or ()),
+        "compare": _named("compare", compare or ()),
+    }
+    how.check_compared(named["compare"])
+    load = partial(Crocodil.from_pretrained, device=device, compiled=compiled)
+    pipes = [load(folder) for folder in model or [BUILTIN]]
     pipes = [with_base(pipe, _each("base", bases, len(pipes), index)) for index, pipe in enumerate(pipes)]
     # The blocks stay compiled; the reveal step is not: it would be compiled again for every candidate of a sweep.
     pipes = [replace(pipe, compiled=False) for pipe in pipes]
-    variants = {name: Crocodil.from_pretrained(path, device=device) for name, path in _named(ablation_model or ())}
+    variants, compared = (
+        {name: replace(load(folder), compiled=False) for name, folder in folders.items()}
+        for folders in named.values()
+    )
     evaluator = _evaluator(corpus, how.judges, how.embedder, how.protocol, device)
     anchor = None if causal is None else _language_model(causal, device)
     contexts = [
@@ -199,6 +222,7 @@ def reproduce(
             results=out,
             seed=how.seed,
             variants=variants,
+            compared=compared,
             training=_training(index, len(pipes), run or (), base_run or ()),
             base=_each("base", bases, len(pipes), index),
             pairs=prompts,
@@ -209,8 +233,10 @@ def reproduce(
     with locked(out):
         remove_unfinished(out)
         remove_unfinished(out / "figures")
-        results = compute_all(contexts, NAMES if experiments == ["all"] else experiments, say=_say)
-        typer.echo(write_report(results, out))
+        if protocol is not None:
+            keep_protocol(protocol, out)
+        compute_all(contexts, NAMES if experiments == ["all"] else experiments, say=_say)
+        typer.echo(write_report(read_all(out), out))
 
 
 @app.command(rich_help_panel=MEASURE)
@@ -264,37 +290,6 @@ def _from_rows_of(directory: Path) -> Iterator[None]:
         ) from error
 
 
-class _How(NamedTuple):
-    """How things are measured, by a preset and options or by a protocol file."""
-
-    protocol: "Protocol"
-    judges: Sequence[str]
-    embedder: str | None
-    seed: int
-    test_corpus: str | None = None  # the fingerprint that the file fixes
-    digest: str | None = None  # of the file
-
-
-def _by_preset(given: Mapping[str, Any], paper_steps: bool) -> _How:
-    from crocodil.reproduce.protocol import protocol_named
-
-    protocol = protocol_named(given["preset"] or "full")
-    judges = (given["judge"] or options.DEFAULT_JUDGE,)
-    return _How(
-        protocol.with_paper_steps() if paper_steps else protocol, judges, given["embedder"], given["seed"] or 0
-    )
-
-
-def _by_file(file: Path, given: Mapping[str, Any], paper_steps: bool) -> _How:
-    from crocodil.reproduce.fixed_protocol import read_protocol
-
-    fixed, digest = read_protocol(file)
-    names = [name for name, value in given.items() if value is not None] + ["paper-steps"] * paper_steps
-    if names:
-        raise ValueError(f"--{names[0]} and --protocol exclude each other: the file fixes how things are measured")
-    return _How(fixed.protocol, fixed.judges, fixed.embedder, fixed.seed, fixed.test_corpus, digest)
-
-
 def _evaluator(
     corpus: "Corpus", judges: Sequence[str], embedder: str | None, protocol: "Protocol", device: str | None
 ) -> "Evaluator":
@@ -324,13 +319,13 @@ def _language_model(name: str, device: str | None) -> "LanguageModel":
     return LanguageModel.load(name, device=checked_device(device or default_device()))
 
 
-def _named(options: Sequence[str]) -> list[tuple[str, str]]:
-    """Split options of the form NAME=DIR."""
-    pairs = [option.partition("=") for option in options]
+def _named(option: str, values: Sequence[str]) -> dict[str, str]:
+    """Split the values of an option of the form NAME=DIR."""
+    pairs = [value.partition("=") for value in values]
     for name, equals, path in pairs:
         if not (name and equals and path):
-            raise ValueError(f"--ablation-model takes NAME=DIR, not {name + equals + path!r}")
-    return [(name, path) for name, _, path in pairs]
+            raise ValueError(f"--{option} takes NAME=DIR, not {name + equals + path!r}")
+    return {name: path for name, _, path in pairs}
 
 
 def _training(index: int, num_models: int, runs: Sequence[Path], base_runs: Sequence[Path]) -> "dict[str, dict]":

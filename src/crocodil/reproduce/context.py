@@ -23,7 +23,7 @@ from crocodil.reproduce.held_out import HeldOut, corpus_fingerprint
 from crocodil.reproduce.protocol import Protocol
 from crocodil.reproduce.store import MODEL, Row, Store
 from crocodil.sampling.configs import Drawing
-from crocodil.sampling.cost import Cost
+from crocodil.sampling.cost import Cost, num_parameters
 from crocodil.sampling.state import Draw
 from crocodil.seeding import Streams
 from crocodil.shapes import RegisterBank, TokenIds
@@ -50,6 +50,7 @@ class Context:
     store: Store
     seed: int = 0
     variants: Mapping[str, Crocodil] = field(default_factory=dict)  # models for ablations, by name
+    compared: Mapping[str, Crocodil] = field(default_factory=dict)  # models in the same tables, by name
     training: Mapping[str, Row] = field(default_factory=dict)  # records of the training runs, if known
     pairs: Pairs | None = None  # prompts and answers
     causal: LanguageModel | None = None  # answers the same prompts, as an upper anchor
@@ -68,6 +69,7 @@ class Context:
         results: Path,
         seed: int = 0,
         variants: Mapping[str, Crocodil] | None = None,
+        compared: Mapping[str, Crocodil] | None = None,
         training: Mapping[str, Row] | None = None,
         base: Path | None = None,
         protocol_digest: str | None = None,
@@ -76,13 +78,19 @@ class Context:
     ) -> "Context":
         """Return the context of a model at its current length, with the variants trained at that length."""
         length = pipe.settings.length
+        protocol = protocol.at(length)
         pipe = with_steps(pipe.at_length(length), protocol)
-        named = {
-            name: with_steps(variant.at_length(length), protocol)
-            for name, variant in (variants or {}).items()
-            if length in variant.settings.lengths
-        }
-        for model in (pipe, *named.values()):
+        named, beside = (
+            {
+                name: with_steps(model.at_length(length), protocol)
+                for name, model in (models or {}).items()
+                if length in model.settings.lengths
+            }
+            for models in (variants, compared)
+        )
+        for name, model in beside.items():
+            _check_same_unit(pipe, model, name)
+        for model in (pipe, *named.values(), *beside.values()):
             evaluator.check_unrelated(lineage(model))
             evaluator = evaluator.unrelated_to(lineage(model))
         conditions = {
@@ -109,6 +117,7 @@ class Context:
             store=Store(results, conditions),
             seed=seed,
             variants=named,
+            compared=beside,
             training=training or {},
             pairs=pairs,
             causal=causal,
@@ -194,6 +203,12 @@ def with_base(pipe: Crocodil, folder: Path | None) -> Crocodil:
     if pipe.compiled:
         compile_blocks([base])
     return replace(pipe, base=base.eval().requires_grad_(False))
+
+
+def _check_same_unit(pipe: Crocodil, other: Crocodil, name: str) -> None:
+    """The costs of all models in a table are in calls of one base."""
+    if num_parameters(pipe.demasker.backbone) != num_parameters(other.demasker.backbone):
+        raise ValueError(f"the compared model {name!r} has a demasker of another size: costs cannot be compared")
 
 
 def lineage(pipe: Crocodil) -> set[str]:

@@ -11,7 +11,7 @@ PANEL_SIZE = (4.7, 3.5)  # inches; two panels fill the width of a README page
 # The colour-blind safe palette of Okabe and Ito. The base has the same look in all figures.
 BASE, BASE_LOOK = "base", {"color": "#d55e00", "marker": "s"}
 COLOURS = ("#0072b2", "#56b4e9", "#009e73", "#cc79a7", "#e69f00")
-MARKERS = ("o", "^", "D", "v", "P")
+MARKERS = ("o", "^", "D", "v", "P", "X")  # one more than colours: 30 different looks
 SEQUENTIAL = "viridis_r"  # for curves that differ in one ordered quantity
 REFERENCE: Mapping[str, Any] = {"color": "#767676", "linestyle": "--", "linewidth": 1.5}
 REAL, REAL_COLOUR = "real programs", "#444444"

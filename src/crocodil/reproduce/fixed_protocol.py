@@ -6,7 +6,7 @@ folder of results takes rows of one file only.
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from datetime import date
 from hashlib import sha256
@@ -16,13 +16,17 @@ from typing import Any
 from crocodil.reproduce.protocol import CRITERION, MATCHING, PROTOCOLS, Protocol
 from crocodil.reproduce.store import Row, Store, read_rows
 from crocodil.runtime.atomic import whole_file
-from crocodil.runtime.config import Seed, checked_by, config, config_from_json, read_json
+from crocodil.runtime.config import Length, Positive, Seed, Share, checked_by, config, config_from_json, read_json
 
+KEPT_FILE = "protocol.json"  # the file of a folder of results
+DRAFT = "draft"  # instead of a date: nothing may be measured by such a file
 PROTOCOL = "protocol"  # the condition that holds the sha256 of the file
 TEST_CORPUS = "test_corpus"  # the condition that names the corpus of the test programs, if it is another one
 
 
 def _day(text: Any) -> Any:
+    if text == DRAFT:
+        return text
     try:
         date.fromisoformat(text)
     except (TypeError, ValueError):
@@ -42,6 +46,26 @@ def _stated_as(rule: str) -> Any:
 
 
 @config
+class Targets:
+    """What the model should reach on test programs, at one length and number of calls unless said otherwise.
+
+    The lines on generated programs are for one guided method at a time; real programs are those of `anchor`.
+    """
+
+    length: Length
+    calls: Length
+    parse_share: Share  # at least
+    distinct_2_of_real: Positive  # at least, relative to that of real programs
+    entropy_distance: Positive  # from that of real programs in nats, at most
+    mauve_of_real: Positive  # both MAUVEs: at least, relative to real programs against real programs
+    gen_ppl_of_real: Positive  # at most, relative to that of real programs
+    speedup: Mapping[str, Positive]  # by length: by FLOPs, over the base at its best number of calls, at least
+    lengths_within_above: int  # of these, ConWithinDisc is above ConThenDisc at equal cost
+    bits_per_byte: Positive  # the bound of the base, at most
+    cer: Share  # of copies through all registers in one block, at most
+
+
+@config
 class FixedProtocol:
     """What the file holds."""
 
@@ -52,6 +76,7 @@ class FixedProtocol:
     test_corpus: str  # the fingerprint of the corpus of the test programs
     choice: _stated_as(CRITERION) = CRITERION  # type: ignore[valid-type]  # among the candidates of a sweep
     matching: _stated_as(MATCHING) = MATCHING  # type: ignore[valid-type]  # of a method and the base, for a speed-up
+    targets: Targets | None = None  # what the model should reach: the report says what it does reach
     protocol: Protocol
 
     def __post_init__(self) -> None:
@@ -69,6 +94,25 @@ def read_protocol(file: Path) -> tuple[FixedProtocol, str]:
     """Return the protocol of a file, which must have exactly the fields of this version, and its sha256."""
     values = read_json(file)
     return config_from_json(FixedProtocol, values, file), sha256(file.read_bytes()).hexdigest()
+
+
+def keep_protocol(file: Path, directory: Path) -> None:
+    """Copy the file into the folder of results, where the report finds it."""
+    content, kept = file.read_bytes(), directory / KEPT_FILE
+    if not kept.exists():
+        directory.mkdir(parents=True, exist_ok=True)
+        with whole_file(kept) as unfinished:
+            unfinished.write_bytes(content)
+    elif kept.read_bytes() != content:
+        raise ValueError(
+            f"{kept} is not the given file: choose another --out, test programs are measured by one protocol only"
+        )
+
+
+def kept_targets(directory: Path) -> Targets | None:
+    """Return the targets of the protocol by which the rows of a folder were measured, if it has any."""
+    kept = directory / KEPT_FILE
+    return read_protocol(kept)[0].targets if kept.is_file() else None
 
 
 def check_test_corpus(expected: str, found: str) -> None:

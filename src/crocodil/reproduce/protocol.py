@@ -1,11 +1,11 @@
 """The protocols of the experiments: how many programs, samples and calls. `full` is the paper's."""
 
 from collections.abc import Mapping
-from dataclasses import field, fields, replace
+from dataclasses import asdict, field, fields, replace
 from itertools import product
 from typing import Any, TypeAlias
 
-from crocodil.runtime.config import Amount, Count, Length, Seed, Share, Weight, config
+from crocodil.runtime.config import Amount, Count, Length, Seed, Share, Weight, config, read_as
 from crocodil.sampling.configs import Decoding, Drawing, with_knobs
 
 Grid: TypeAlias = Mapping[str, tuple[Any, ...]]  # fields of sampling configs, and the values to try
@@ -37,14 +37,21 @@ class Protocol:
     # grid is combined with `swept`, or replaces values of it. Both kinds of methods have as many candidates.
     base_sweep: tuple[Grid, ...] = ()
     guided_sweep: tuple[Grid, ...] = ()
+    # Models that are measured beside this one (`--compare`), by name, and what each is swept over. A model without
+    # grids is swept as guided methods are. Its methods are measured at these numbers of calls only.
+    compared: Mapping[str, tuple[Grid, ...]] = field(default_factory=dict)
+    compared_calls: tuple[Length, ...] = (16,)
     min_calls: Length = 8  # of generation; multiplied by `call_factor` up to one call per token
     call_factor: Length = 2
     max_guided_calls: Length | None = 64  # for guided methods; None: up to one call per token, as for the base
+    max_base_calls: Length | None = None  # for the base; None: up to one call per token
+    with_oracle: bool = True  # also decode the registers of training programs
     swept_calls: tuple[Length, ...] = (16, 64)  # sweep at these; other numbers use the nearest (our choice)
     final_calls: Length = (
         128  # re-rank the top candidates at this many calls; used for larger budgets (our choice)
     )
     num_finalists: Count = 3
+    chosen_at: Length | None = None  # choose settings at this length, for all lengths; None: at each length (D64)
     ablation_calls: tuple[Length, ...] = (16, 64)  # App. G shows curves; the numbers of calls are not stated
     mask_probs: tuple[Share, ...] = tuple(tenth / 10 for tenth in range(1, 11))
     noise_stds: tuple[Weight, ...] = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0)
@@ -54,28 +61,50 @@ class Protocol:
     mauve_seeds: tuple[Seed, ...] = (0, 1, 2, 3, 4)
     mauve_buckets: Count | None = None  # None: a tenth of the texts, as in the MAUVE paper
     nearest: Count = 5  # neighbours for PRDC
+    num_bound: Count = 1024  # programs for the likelihood bound of the base: not in the paper
+    num_maskings: Count = 32  # of each of them
     num_clocked: Count = 64  # programs per point when time is measured
     num_timed: Count = 3  # programs, one at a time, when a CPU is timed
     cpu_threads: Count = 2  # when a CPU is timed: a modest laptop
     table_rows: Amount | None = None  # of the autoencoder's table, besides the examples; None: all
     two_sentences_steps: tuple[Count, Count, Count] = (200, 300, 200)  # App. B: base, autoencoder, prior
+    by_length: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # other values at some lengths
 
     def __post_init__(self) -> None:
         with_knobs(Decoding(), Drawing(), dict(self.drawing))
-        of_base, of_guided = (_checked(self.candidates(guided=guided), guided) for guided in (False, True))
-        if of_base != of_guided:
-            raise ValueError(
-                f"the base has {of_base} candidates, guided methods have {of_guided}: no method may be tuned more"
-            )
+        of_base = _checked(self.candidates(guided=False), "the base")
+        others = {"guided methods": self.candidates(guided=True)}
+        others |= {name: self.candidates(guided=True, compared=name) for name in self.compared}
+        for kind, candidates in others.items():
+            if (count := _checked(candidates, kind)) != of_base:
+                have = "has" if kind in self.compared else "have"
+                raise ValueError(
+                    f"the base has {of_base} candidates, {kind} {have} {count}: no method may be tuned more"
+                )
+        for length in self.by_length:
+            if not length.isdecimal():
+                raise ValueError(f"by_length has lengths as names, such as '512', not {length!r}")
+            self.at(int(length))
 
-    def candidates(self, *, guided: bool) -> list[dict[str, Any]]:
-        """Return the candidates of the sweep for the base, or for each guided method."""
-        grids = (self.guided_sweep if guided else self.base_sweep) or ({},)
-        return [candidate for grid in grids for candidate in combinations({**self.swept, **grid})]
+    def at(self, length: int) -> "Protocol":
+        """Return the protocol with the values of this length."""
+        changes = dict(self.by_length.get(str(length), {}))
+        if fixed := {"name", "by_length", "chosen_at"} & set(changes):
+            raise ValueError(f"{min(fixed)} is the same at all lengths")
+        return read_as(Protocol, {**asdict(self), "by_length": {}, **changes}, f"length {length}")
+
+    def candidates(self, *, guided: bool, compared: str | None = None) -> list[dict[str, Any]]:
+        """Return the candidates of the sweep for the base, each guided method, or those of a compared model."""
+        grids = self.guided_sweep if guided else self.base_sweep
+        if compared is not None:
+            grids = self.compared.get(compared) or grids
+        return [candidate for grid in grids or ({},) for candidate in combinations({**self.swept, **grid})]
 
     @property
     def swept_names(self) -> set[str]:
-        return {name for grid in (self.swept, *self.base_sweep, *self.guided_sweep) for name in grid}
+        of_compared = [grid for grids in self.compared.values() for grid in grids]
+        grids = (self.swept, *self.base_sweep, *self.guided_sweep, *of_compared)
+        return {name for grid in grids for name in grid}
 
     def calls(self, length: int, *, guided: bool) -> list[int]:
         """Return the numbers of demasker calls to measure for a canvas, up to one call per token."""
@@ -83,7 +112,7 @@ class Protocol:
         while calls < length:
             numbers.append(calls)
             calls *= self.call_factor
-        limit = self.max_guided_calls if guided and self.max_guided_calls is not None else length
+        limit = (self.max_guided_calls if guided else self.max_base_calls) or length
         return [calls for calls in [*numbers, length] if calls <= limit]
 
     def with_paper_steps(self) -> "Protocol":
@@ -92,9 +121,23 @@ class Protocol:
         return replace(self, drawing={"prior_steps": 128, "refresh_steps": 32, "eta": 0.0, **unguided})
 
     def swept_for(self, calls: int, length: int) -> int:
-        """Return the swept number of calls to use for `calls`: the nearest by ratio, on a tie the smaller."""
+        """Return the swept number of calls to use for `calls`: the nearest by ratio, on a tie the smaller.
+
+        If settings are chosen at another length, it is the nearest by tokens per call.
+        """
+        if self.is_chosen_elsewhere(length):
+            assert self.chosen_at is not None
+            calls, length = max(1, round(calls * self.chosen_at / length)), self.chosen_at
         possible = [swept for swept in (*self.swept_calls, self.final_calls) if swept <= length] or [calls]
         return min(possible, key=lambda swept: (max(swept / calls, calls / swept), swept))
+
+    def is_chosen_elsewhere(self, length: int) -> bool:
+        """Whether settings for this length are chosen at another one."""
+        return self.chosen_at not in (None, length)
+
+    def num_swept_at(self, calls: int, *, num_candidates: int) -> int:
+        """Return how many candidates are measured at a swept number of calls."""
+        return num_candidates if calls <= self.swept_calls[-1] else min(self.num_finalists, num_candidates)
 
     def ablation_calls_for(self, length: int) -> list[int]:
         """Return the ablation calls that do not exceed one call per token."""
@@ -106,12 +149,12 @@ def combinations(grid: Grid) -> list[dict[str, Any]]:
     return [dict(zip(grid, values, strict=True)) for values in product(*grid.values())]
 
 
-def _checked(candidates: list[dict[str, Any]], guided: bool) -> int:
+def _checked(candidates: list[dict[str, Any]], kind: str) -> int:
     """Return the number of candidates. Each must be different, possible, and name the same fields."""
-    configs = (Decoding, Drawing) if guided else (Decoding,)
+    is_base = kind == "the base"
+    configs = (Decoding,) if is_base else (Decoding, Drawing)
     known = {entry.name for one in configs for entry in fields(one) if "help" in entry.metadata} - {*NOT_SWEPT}
-    known -= set() if guided else {"guidance"}  # by registers
-    kind = "guided methods" if guided else "the base"
+    known -= {"guidance"} if is_base else set()  # by registers
     for candidate in candidates:
         if unknown := sorted(set(candidate) - known):
             raise ValueError(f"{unknown[0]} cannot be swept for {kind}: take one of {', '.join(sorted(known))}")
@@ -133,10 +176,10 @@ TINY = Protocol(
     name="tiny", num_programs=8, num_copied=8, num_pairs=6, num_drawn=8, num_samples=6, num_swept=4,
     swept={"rule": ("confidence",)}, base_sweep=({"temperature": (1.0,), "corrector": (0.0, 0.25)},),
     guided_sweep=({"temperature": (1.0,), "eta": (0.0, 1.0)},), min_calls=4, call_factor=16,
-    max_guided_calls=4, swept_calls=(4, 32), final_calls=64, num_finalists=1, ablation_calls=(4,),
-    mask_probs=(0.5, 1.0), noise_stds=(0.0, 1.0), diffusion_times=(0.2, 0.8), mauve_seeds=(0, 1),
-    drawing={"prior_steps": 4, "refresh_steps": 2}, mauve_buckets=2, nearest=2, num_clocked=2, num_timed=1,
-    table_rows=1, two_sentences_steps=(20, 30, 20),
+    compared_calls=(4,), max_guided_calls=4, swept_calls=(4, 32), final_calls=64, num_finalists=1,
+    ablation_calls=(4,), mask_probs=(0.5, 1.0), noise_stds=(0.0, 1.0), diffusion_times=(0.2, 0.8),
+    mauve_seeds=(0, 1), drawing={"prior_steps": 4, "refresh_steps": 2}, mauve_buckets=2, nearest=2,
+    num_bound=4, num_maskings=2, num_clocked=2, num_timed=1, table_rows=1, two_sentences_steps=(20, 30, 20),
 )  # fmt: skip
 PROTOCOLS = {protocol.name: protocol for protocol in (FULL, QUICK, TINY)}
 

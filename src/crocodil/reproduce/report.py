@@ -4,16 +4,13 @@ It is written from rows alone: no model and no judge is needed.
 """
 
 import json
-import math
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple
 
-import crocodil
-from crocodil.processes.plan import TOKENS_PER_CALL
 from crocodil.reproduce.document import Block, Picture, Section, Table, Text, as_html, as_markdown, number
 from crocodil.reproduce.experiments import (
+    Results,
     ablations,
     autoencoder,
     comparison,
@@ -22,21 +19,21 @@ from crocodil.reproduce.experiments import (
     demasker_curves,
     generation,
     interpolation,
+    likelihood,
     register_priors,
+    targets,
     timing,
     two_sentences,
 )
 from crocodil.reproduce.figures import can_draw, draw
-from crocodil.reproduce.fixed_protocol import PROTOCOL, TEST_CORPUS
+from crocodil.reproduce.fixed_protocol import PROTOCOL, TEST_CORPUS, Targets, kept_targets
 from crocodil.reproduce.store import Row, distinct, select
+from crocodil.reproduce.summary import NEWER_CONDITIONS, summary
 from crocodil.reproduce.sweep import SWEEP
 from crocodil.runtime.atomic import whole_file
 
-Results: TypeAlias = Mapping[str, Sequence[Row]]
-
 TITLE = "CRoCoDiL: results of the reproduction"
 REPORT, SUMMARY, FIGURES = "report", "summary.json", "figures"
-NEWER_CONDITIONS = (TEST_CORPUS, PROTOCOL)  # older rows do not have them
 CONDITION_HEADS = {
     "setting": "protocol",
     TEST_CORPUS: "corpus of the test programs",
@@ -47,7 +44,7 @@ CONDITION_HEADS = {
 def write_report(results: Results, directory: Path) -> Path:
     """Write report.md with its figures, a self-contained report.html and summary.json; return the HTML path."""
     results = timed(results)
-    sections = report(results)
+    sections = report(results, kept_targets(directory))
     pictures = [block for section in sections for block in section.blocks if isinstance(block, Picture)]
     drawings = {picture.name: draw(picture.name, picture.panels) for picture in pictures} if can_draw() else {}
     (directory / FIGURES).mkdir(parents=True, exist_ok=True)
@@ -75,9 +72,13 @@ def _write(file: Path, text: str) -> None:
 # ---------------------------------------------------------------- the report
 
 
-def report(results: Results) -> list[Section]:
+def report(results: Results, wanted: Targets | None = None) -> list[Section]:
     """Return all sections in the order of the paper; experiments without rows are named too."""
     sections = [_section(experiment, results) for experiment in _experiments(results)]
+    if results.get(likelihood.NAME):
+        sections.insert(0, likelihood.show(results[likelihood.NAME]))
+    if wanted is not None:
+        sections.insert(0, targets.show(wanted, results))
     if results.get("generation"):
         sections.append(generation.show_samples(results["generation"]))
     if results.get(completions.NAME):
@@ -136,7 +137,8 @@ def _section(experiment: _Experiment, results: Results) -> Section:
     """Return the section of an experiment, followed by what was not measured."""
     missing = [name for name in experiment.names if not results.get(name)]
     if len(missing) == len(experiment.names):
-        return Section(experiment.title, [not_measured(*missing)])
+        choices = generation.choices(results.get(SWEEP, ())) if "generation" in missing else []
+        return Section(experiment.title, [*choices, not_measured(*missing)])
     notes = [not_measured(name) for name in missing]
     for name in experiment.names:
         measured = {row["length"] for row in results.get(name, ()) if "length" in row}
@@ -297,101 +299,3 @@ def _cell(row: Row, name: str) -> str:
     if name != "model":
         return str(row.get(name, number(None)) if name in NEWER_CONDITIONS else row[name])
     return ", ".join(f"{part} {value}" for part, value in row["model"].items() if value is not None)
-
-
-# ---------------------------------------------------------------- the summary
-
-
-def summary(results: Results) -> dict[str, Any]:
-    """Return the main numbers for programs: what all models share, and every measure by length."""
-    models = results["model"]
-    lengths = {str(row["length"]): _of_length(results, row["length"]) for row in models}
-    return {
-        "version": crocodil.__version__,
-        **{name: _common(models, name) for name in ("setting", "judge", "embedder", "seed", "corpus")},
-        **{name: _common(models, name) for name in NEWER_CONDITIONS if all(name in row for row in models)},
-        **{
-            name: {length: measure(rows) for length, rows in lengths.items()} for name, measure in MEASURES.items()
-        },
-    }
-
-
-def _of_length(results: Results, length: int) -> Results:
-    return {name: select(rows, length=length) for name, rows in results.items()}
-
-
-def _common(models: Sequence[Row], name: str) -> Any:
-    """Return the value that all models share, or the list of different values."""
-    values = distinct(models, name)
-    return values[0] if len(values) == 1 else values
-
-
-def _speedups(results: Results, *, per_token: bool = False) -> dict[str, dict[str, float | None]]:
-    """Return the speed-ups over the base at its best number of calls, or at one call per token; None: no match."""
-    if not results.get("generation"):
-        return {}
-    (real,) = results["reference"]
-    calls = real["length"] if per_token else None
-    speedups = comparison.speedups_by_unit(results["generation"], real, calls=calls)
-    return {
-        method: {unit: comparison.factor_of(one) for unit, one in by_unit.items()}
-        for method, by_unit in speedups.items()
-    }
-
-
-def _speedups_by_mauve(results: Results) -> dict[str, float | None]:
-    """Return the speed-ups by FLOPs where MAUVE alone must match."""
-    if not results.get("generation"):
-        return {}
-    speedups = comparison.speedups_by_mauve(results["generation"], results["reference"][0])
-    return {method: comparison.factor_of(one) for method, one in speedups.items()}
-
-
-def _points(results: Results) -> dict[str, Row]:
-    """Return for each method the point that matches the base, else the one nearest to the default calls."""
-    rows, (real,) = results.get("generation", ()), results["reference"]
-    speedups = comparison.speedups(rows, real) if rows else {}
-    points = {}
-    for method in distinct(rows, "method"):
-        match = speedups.get(method)
-        wanted = max(1, real["length"] // TOKENS_PER_CALL) if match is None else match.method.calls
-        points[method] = min(select(rows, method=method), key=lambda row: abs(math.log(row["calls"] / wanted)))
-    return points
-
-
-def _by_method(results: Results, name: str) -> dict[str, Any]:
-    points = {method: row[name] for method, row in _points(results).items()}
-    return {**points, "real": results["reference"][0].get(name)}
-
-
-# Each function gets the results of one length. `at_calls` tells at which point `parse_share` and `entropy` are.
-MEASURES: Mapping[str, Callable[[Results], Any]] = {
-    "model": lambda results: results["model"][0]["model"],
-    "prior_steps": lambda results: results["model"][0]["prior_steps"],
-    "refresh_steps": lambda results: results["model"][0]["refresh_steps"],
-    "eta": lambda results: results["model"][0]["eta"],
-    "pag_scale": lambda results: results["model"][0]["pag_scale"],
-    "num_samples": lambda results: results["reference"][0]["num_samples"],
-    "base_compute_share": lambda results: {
-        "demasker and encoder": results["model"][0]["base_compute_share"],
-        "with priors": results["model"][0].get("base_compute_share_with_priors"),
-    },
-    "own_best_calls": lambda results: (
-        comparison.own_best_calls(results["generation"], results["reference"][0])
-        if results.get("generation")
-        else None
-    ),
-    "speedup": _speedups,
-    "speedup_at_one_call_a_token": partial(_speedups, per_token=True),
-    "speedup_by_mauve": _speedups_by_mauve,
-    "at_calls": lambda results: {method: row["calls"] for method, row in _points(results).items()},
-    "parse_share": partial(_by_method, name="parse_share"),
-    "entropy": partial(_by_method, name="entropy"),
-    "autoencoder_cer": lambda results: {
-        str(row["calls"]): row["cer"] for row in results.get("autoencoder", ()) if row["block"] == row["length"]
-    },
-    "cpu_seconds_per_program": lambda results: {
-        row["method"]: row["cpu_seconds"] for row in results.get("cpu-seconds", ())
-    },
-    "memorisation": lambda results: next((row["runs"] for row in results.get("memorisation", ())), {}),
-}

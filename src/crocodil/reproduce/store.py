@@ -17,6 +17,7 @@ Row: TypeAlias = dict[str, Any]
 CONDITIONS_FILE = "conditions.json"
 MAX_NOTE_FIELDS = 6  # a progress bar shows shorter keys only
 MODEL = "model"  # the condition that is a dictionary of parts
+LENGTH = "length"  # the condition that is the length of the canvas
 
 
 class Job(NamedTuple):
@@ -96,10 +97,24 @@ class Store:
 
 
 def write_conditions(directory: Path, conditions: Sequence[Row]) -> None:
-    """Write the conditions of every model of a run: the report can then be made from the files alone."""
+    """Write the conditions of every model of a run: the report can then be made from the files alone.
+
+    Conditions of other lengths stay if they differ in nothing but the model: lengths may be measured one by one.
+    """
     directory.mkdir(parents=True, exist_ok=True)
+    new = _as_json(list(conditions))
+    lengths = [one.get(LENGTH) for one in new]
+    known = (
+        [store.conditions for store in read_stores(directory)] if (directory / CONDITIONS_FILE).exists() else []
+    )
+    kept = [one for one in known if one.get(LENGTH) not in lengths and _common(one) == _common(new[0])]
     with whole_file(directory / CONDITIONS_FILE) as unfinished:
-        unfinished.write_text(json.dumps(_as_json(list(conditions)), indent=2) + "\n")
+        unfinished.write_text(json.dumps(sorted([*kept, *new], key=lambda one: one[LENGTH]), indent=2) + "\n")
+
+
+def _common(conditions: Row) -> Row:
+    """Return the conditions that do not depend on the model or the length."""
+    return {name: value for name, value in conditions.items() if name not in (MODEL, LENGTH, "weak_prior")}
 
 
 def read_stores(directory: Path) -> list[Store]:

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from crocodil.pipeline import Crocodil, Generation, Method
-from crocodil.reproduce.context import GENERATION_PARTS, Context, parts_of_base
+from crocodil.reproduce.context import GENERATION_PARTS, Context, parts, parts_of_base
 from crocodil.reproduce.protocol import CRITERION, TIE
 from crocodil.reproduce.store import Job, Row, select
 from crocodil.sampling.configs import Decoding, Drawing
@@ -32,6 +32,8 @@ class Sampler(NamedTuple):
     generate: Callable[..., Generation]  # (count, *, seed, decoding, **changes of the model's `Drawing`)
     uses: Collection[str]  # parts of the model
     tuned_as: "Sampler | None" = None  # use the candidate chosen for this sampler; None: a sweep of its own
+    decoding: Decoding | None = None  # the default of its model; None: that of the context's model
+    compared: str | None = None  # the name of its model, if it is a compared one
 
     @property
     def is_guided(self) -> bool:
@@ -41,6 +43,16 @@ class Sampler(NamedTuple):
 def sampler_of(pipe: Crocodil, method: Method) -> Sampler:
     """Return one of the paper's methods, unchanged."""
     return Sampler({"method": str(method)}, generate_with(pipe, method), parts_used_by(pipe, method))
+
+
+def of_another_model(key: Row, pipe: Crocodil, method: Method, *, uses: Collection[str]) -> Sampler:
+    """Return a method of a model that is measured beside the context's model. The key names its parts."""
+    return Sampler(
+        {**key, "variant_model": parts(pipe, GENERATION_PARTS)},
+        generate_with(pipe, method),
+        uses,
+        decoding=pipe.settings.decoding_for(method),
+    )
 
 
 def parts_used_by(pipe: Crocodil, method: Method) -> Collection[str]:
@@ -54,10 +66,7 @@ def generate_with(pipe: Crocodil, method: Method, **options: Any) -> Callable[..
 
 def choose_and_measure(context: Context, name: str, entries: Sequence[tuple[Sampler, int]]) -> list[Row]:
     """Choose a candidate on valid for each sampler and number of calls, then measure it once on test."""
-    sources = [
-        (sampler.tuned_as or sampler, context.protocol.swept_for(calls, context.length))
-        for sampler, calls in entries
-    ]
+    sources = sources_of(context, entries)
     swept = sweep(context, sources)
     jobs = []
     for (sampler, calls), (source, swept_at) in zip(entries, sources, strict=True):
@@ -74,14 +83,21 @@ def choose_and_measure(context: Context, name: str, entries: Sequence[tuple[Samp
     return context.store.compute(name, jobs)
 
 
+def sources_of(context: Context, entries: Sequence[tuple[Sampler, int]]) -> list[tuple[Sampler, int]]:
+    """Return for each entry the sampler that is swept for it, and at how many calls."""
+    return [
+        (sampler.tuned_as or sampler, context.protocol.swept_for(calls, context.length))
+        for sampler, calls in entries
+    ]
+
+
 def sweep(context: Context, sources: Sequence[tuple[Sampler, int]]) -> list[Row]:
     """Measure all candidates of each sampler at its number of calls; in a final, only the top candidates."""
     protocol = context.protocol
+    if protocol.is_chosen_elsewhere(context.length):
+        return _swept_elsewhere(context, sources)
     last_sweeps = [(source, min(swept_at, protocol.swept_calls[-1])) for source, swept_at in sources]
-    jobs = _sweep_jobs(
-        context,
-        [(source, last, protocol.candidates(guided=source.is_guided)) for source, last in last_sweeps],
-    )
+    jobs = _sweep_jobs(context, [(source, last, _candidates(context, source)) for source, last in last_sweeps])
     swept = context.store.compute(SWEEP, jobs)
     finals = [
         (source, swept_at, finalists(select(swept, **source.key, calls=last), protocol.num_finalists))
@@ -89,6 +105,25 @@ def sweep(context: Context, sources: Sequence[tuple[Sampler, int]]) -> list[Row]
         if swept_at > last
     ]
     return [*swept, *context.store.compute(SWEEP, _sweep_jobs(context, finals))]
+
+
+def _swept_elsewhere(context: Context, sources: Sequence[tuple[Sampler, int]]) -> list[Row]:
+    """Return the rows of the length at which settings are chosen; they must be complete."""
+    protocol, length = context.protocol, context.protocol.chosen_at
+    rows = replace(context.store, conditions={**context.store.conditions, "length": length}).rows(SWEEP)
+    for source, swept_at in sources:
+        wanted = protocol.num_swept_at(swept_at, num_candidates=len(_candidates(context, source)))
+        if len(select(rows, **source.key, calls=swept_at)) < wanted:
+            name = next(iter(source.key.values()))
+            raise ValueError(
+                f"settings are chosen at length {length}, where the sweep of {name} at {swept_at} calls is not "
+                "finished: measure that length first"
+            )
+    return rows
+
+
+def _candidates(context: Context, source: Sampler) -> list[Row]:
+    return context.protocol.candidates(guided=source.is_guided, compared=source.compared)
 
 
 def finalists(swept: Sequence[Row], count: int) -> list[Row]:
@@ -136,7 +171,7 @@ def measure(
     """Generate with one candidate and evaluate against one split."""
     is_test = split == "test"
     count = context.protocol.num_samples if is_test else context.protocol.num_swept
-    decoding, drawing = split_candidate(context.pipe, sampler.key.get("method"), calls, candidate)
+    decoding, drawing = split_candidate(default_decoding(context, sampler), calls, candidate)
     made = sampler.generate(count, seed=context.seed + is_test, decoding=decoding, **drawing)
     return {
         **decoding_row(decoding),
@@ -149,17 +184,20 @@ def measure(
     }
 
 
-def split_candidate(pipe: Crocodil, method: str | None, calls: int, candidate: Row) -> tuple[Decoding, Row]:
+def split_candidate(decoding: Decoding, calls: int, candidate: Row) -> tuple[Decoding, Row]:
     """Return the decoding of a candidate, and its changes of how registers are drawn."""
     names = {entry.name for entry in fields(Drawing)}
     drawing = {name: value for name, value in candidate.items() if name in names}
     others = {name: value for name, value in candidate.items() if name not in names}
-    return replace(decoding_of(pipe, method), calls=calls, **others), drawing
+    return replace(decoding, calls=calls, **others), drawing
 
 
-def decoding_of(pipe: Crocodil, method: str | None) -> Decoding:
-    """Return the default config of a method; a variant has that of ConThenDisc."""
-    return pipe.settings.decoding_for(Method(method) if method in list(Method) else Method.CON_THEN_DISC)
+def default_decoding(context: Context, sampler: Sampler) -> Decoding:
+    """Return the default config of a sampler: that of its method, or of ConThenDisc."""
+    if sampler.decoding is not None:
+        return sampler.decoding
+    method = sampler.key.get("method")
+    return context.pipe.settings.decoding_for(Method(method) if method in list(Method) else Method.CON_THEN_DISC)
 
 
 def own_candidate(pipe: Crocodil, method: Method) -> Row:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
+from typing import TypeAlias
 
 from crocodil.reproduce.context import Context
 from crocodil.reproduce.experiments import (
@@ -13,6 +14,7 @@ from crocodil.reproduce.experiments import (
     demasker_curves,
     generation,
     interpolation,
+    likelihood,
     register_priors,
     timing,
     training_compute,
@@ -22,13 +24,17 @@ from crocodil.reproduce.fixed_protocol import check_same_protocol
 from crocodil.reproduce.store import Row, Store, read_stores, write_conditions
 from crocodil.reproduce.sweep import SWEEP
 
-# In the order of the paper. Every name is also the name of a file of rows; the sweep has a file of its own.
+Results: TypeAlias = Mapping[str, Sequence[Row]]  # rows by the name of their experiment
+
+# In the order of the paper. Every name is also the name of a file of rows. All sweeps have one file.
 EXPERIMENTS: Mapping[str, Callable[[Context], list[Row]]] = {
     "model": training_compute.compute,
     "reference": generation.compute_reference,
     "anchor": generation.compute_anchor,
+    likelihood.NAME: likelihood.compute,
     "demasker": demasker_curves.compute_curves,
     "autoencoder": autoencoder.compute,
+    SWEEP: generation.compute_sweep,
     "generation": generation.compute,
     "memorisation": copies.compute,
     "seconds": timing.compute_seconds,
@@ -57,7 +63,7 @@ def compute_all(
     if len({context.length for context in contexts}) < len(contexts):
         raise ValueError("two models have the same length: results are stored by length, give only one of them")
     for context in contexts:
-        check_same_protocol(context.store, (*EXPERIMENTS, SWEEP))
+        check_same_protocol(context.store, EXPERIMENTS)
     write_conditions(contexts[0].store.directory, [context.store.conditions for context in contexts])
     names = [name for name in EXPERIMENTS if name in wanted or name in ALWAYS]
     results: dict[str, list[Row]] = {name: [] for name in names}
@@ -74,7 +80,7 @@ def compute_all(
 def read_all(directory: Path) -> dict[str, list[Row]]:
     """Return the rows of the last run, from the files alone."""
     stores = read_stores(directory)
-    results = {name: [row for store in stores for row in store.rows(name)] for name in (*EXPERIMENTS, SWEEP)}
+    results = {name: [row for store in stores for row in store.rows(name)] for name in EXPERIMENTS}
     results["model"] = [row for store in stores for row in store.rows("model")[-1:]]  # the last description
     toy_examples = Store(directory, {}).rows(TWO_SENTENCES)
     results[TWO_SENTENCES] = toy_examples[-1]["samplers"] if toy_examples else []

@@ -23,7 +23,7 @@ from crocodil.reproduce.experiments.demasker_curves import missing_model
 from crocodil.reproduce.experiments.generation import methods
 from crocodil.reproduce.experiments.quality import quality_panels, quality_table
 from crocodil.reproduce.store import Job, Row, distinct, select
-from crocodil.reproduce.sweep import Sampler, choose_and_measure, generate_with, sampler_of
+from crocodil.reproduce.sweep import Sampler, choose_and_measure, generate_with, of_another_model, sampler_of
 from crocodil.sampling.configs import Decoding
 
 REGISTER_COUNT_TITLE = "Number of registers (App. G i)"
@@ -62,8 +62,8 @@ def compute_register_count(context: Context) -> list[Row]:
     for name, pipe in context.variants.items():
         if name.startswith(NUMBER_OF_REGISTERS):
             count = int(name.removeprefix(NUMBER_OF_REGISTERS))
-            key = {"registers": count, "variant_model": parts(pipe, GENERATION_PARTS)}
-            samplers.append(Sampler(key, generate_with(pipe, Method.CON_THEN_DISC), GENERATION_PARTS))
+            key = {"registers": count}
+            samplers.append(of_another_model(key, pipe, Method.CON_THEN_DISC, uses=GENERATION_PARTS))
     return choose_and_measure(context, "register-count", at_all_calls(context, samplers))
 
 
@@ -111,11 +111,8 @@ def trained_differently(context: Context) -> dict[str, Crocodil]:
 def compute_variants(context: Context) -> list[Row]:
     """Generate with each variant as ConThenDisc, after a sweep of its own."""
     samplers = [
-        Sampler(
-            {"variant": name, "variant_model": parts(pipe, GENERATION_PARTS)},
-            generate_with(pipe, Method.CON_THEN_DISC),
-            GENERATION_PARTS,
-            tuned_as=sampler_of(pipe, Method.CON_THEN_DISC) if name == MAIN else None,
+        of_another_model({"variant": name}, pipe, Method.CON_THEN_DISC, uses=GENERATION_PARTS)._replace(
+            tuned_as=sampler_of(pipe, Method.CON_THEN_DISC) if name == MAIN else None
         )
         for name, pipe in trained_differently(context).items()
         if Method.CON_THEN_DISC in methods(pipe)

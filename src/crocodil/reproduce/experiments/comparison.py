@@ -41,7 +41,12 @@ def speedups(
 def own_best_calls(rows: Sequence[Row], real: Row) -> int:
     """Return the fewest calls at which the base matches its own best point (`metrics.own_best`)."""
     base = [_point(row, COST) for row in select(rows, method=str(Method.BASE))]
-    return own_best(base, calls=rows[0]["length"], **_real_quality(real)).calls
+    return own_best(base, calls=most_calls(rows), **_real_quality(real)).calls
+
+
+def most_calls(rows: Sequence[Row]) -> int:
+    """Return the most calls at which the base was measured: one per token, unless the protocol has a limit."""
+    return max(row["calls"] for row in select(rows, method=str(Method.BASE)))
 
 
 def speedups_by_mauve(rows: Sequence[Row], real: Row) -> dict[str, SpeedUp | None]:
@@ -82,28 +87,32 @@ def _point(row: Row, unit: str) -> QualityPoint:
 
 
 def speedup_tables(rows: Sequence[Row], real: Row) -> list[Table]:
-    """Return two tables: the base at its best number of calls, and at one call per token as in the paper."""
-    length, by_mauve = real["length"], speedups_by_mauve(rows, real)
-    at_best, per_token = speedups_by_unit(rows, real), speedups_by_unit(rows, real, calls=length)
-    return [
-        Table(
-            ["", *UNIT_HEADS, "by FLOPs, MAUVE only"],
-            [
-                [display_name(method), *_cells(by_unit), _cell(by_mauve[method])]
-                for method, by_unit in at_best.items()
-                if method != Method.BASE
-            ],
-            f"Speed-up over the base at its best number of calls ({own_best_calls(rows, real)}), length {length}",
-        ),
-        Table(
-            ["", *UNIT_HEADS, "by the paper's NFE, published"],
-            [
-                [display_name(method), *_cells(by_unit), _times(_published_factor(method, length))]
-                for method, by_unit in per_token.items()
-            ],
-            f"Speed-up over the base at one call per token ({length}), length {length}",
-        ),
-    ]
+    """Return two tables: the base at its best number of calls, and at one call per token as in the paper.
+
+    There is no second table if the base was not measured at one call per token.
+    """
+    length, by_mauve, at_best = real["length"], speedups_by_mauve(rows, real), speedups_by_unit(rows, real)
+    against_best = Table(
+        ["", *UNIT_HEADS, "by FLOPs, MAUVE only"],
+        [
+            [display_name(method), *_cells(by_unit), _cell(by_mauve[method])]
+            for method, by_unit in at_best.items()
+            if method != Method.BASE
+        ],
+        f"Speed-up over the base at its best number of calls ({own_best_calls(rows, real)}), length {length}",
+    )
+    if most_calls(rows) < length:
+        return [against_best]
+    per_token = speedups_by_unit(rows, real, calls=length)
+    against_most = Table(
+        ["", *UNIT_HEADS, "by the paper's NFE, published"],
+        [
+            [display_name(method), *_cells(by_unit), _times(_published_factor(method, length))]
+            for method, by_unit in per_token.items()
+        ],
+        f"Speed-up over the base at one call per token ({length}), length {length}",
+    )
+    return [against_best, against_most]
 
 
 def speedup_caption(rows: Sequence[Row], real: Row) -> str:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 
+from crocodil.pipeline import Method
 from crocodil.reproduce.document import Picture, Table, number
 from crocodil.reproduce.experiments.quality import GEN_PPL_LABEL, display_name
 from crocodil.reproduce.figures import Curve, Panel, Real
@@ -26,11 +27,16 @@ def frontier_picture(swept: Sequence[Row], real: Row) -> Picture | None:
 
 
 def comparable(swept: Sequence[Row]) -> dict[int, list[Row]]:
-    """Return the rows of each number of calls at which every method was swept, if there are several methods."""
+    """Return the rows of each number of calls at which every method of the model was swept, if there are several.
+
+    Methods of compared models stand beside them where they were swept at the same number of calls.
+    """
     rows = [row for row in swept if row.get("method") is not None and row["gen_ppl"] is not None]
-    num_methods = len(distinct(rows, "method"))
+    own = {row["method"] for row in rows} & set(Method)
     by_calls = {calls: select(rows, calls=calls) for calls in distinct(rows, "calls")}
-    return {calls: some for calls, some in by_calls.items() if len(distinct(some, "method")) == num_methods > 1}
+    return {
+        calls: some for calls, some in by_calls.items() if len(own) > 1 and own <= {row["method"] for row in some}
+    }
 
 
 def has_other_settings(rows: Sequence[Row]) -> bool:

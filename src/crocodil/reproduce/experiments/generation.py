@@ -13,6 +13,7 @@ from crocodil.reproduce.document import Block, Listing, Picture, Section, Table,
 from crocodil.reproduce.experiments.comparison import equal_cost_blocks, speedup_caption, speedup_tables
 from crocodil.reproduce.experiments.frontiers import frontier_picture, frontier_table, has_other_settings
 from crocodil.reproduce.experiments.quality import (
+    OF_MODEL,
     ORACLE,
     as_printed,
     display_name,
@@ -21,7 +22,15 @@ from crocodil.reproduce.experiments.quality import (
 )
 from crocodil.reproduce.protocol import TIE
 from crocodil.reproduce.store import Job, Row, distinct, select
-from crocodil.reproduce.sweep import Sampler, choose_and_measure, sampler_of
+from crocodil.reproduce.sweep import (
+    Sampler,
+    best,
+    choose_and_measure,
+    of_another_model,
+    sampler_of,
+    sources_of,
+    sweep,
+)
 from crocodil.sampling.configs import Decoding
 
 TITLE = "Generation (Figs. 6 and 10)"
@@ -32,23 +41,43 @@ QUALITATIVE_CALLS = (256, 128, 64, 32)  # App. G
 
 
 def compute(context: Context) -> list[Row]:
-    samplers = [sampler_of(context.pipe, method) for method in methods(context.pipe)]
-    if len(samplers) > 1:
-        tuned_as = sampler_of(context.pipe, Method.CON_THEN_DISC)
-        samplers.append(
-            Sampler(
-                {"method": ORACLE},
-                partial(decode_encoded, context),
-                (*AUTOENCODER_PARTS, DRAWING),
-                tuned_as=tuned_as,
-            )
-        )
-    entries = [
+    return choose_and_measure(context, "generation", entries(context))
+
+
+def compute_sweep(context: Context) -> list[Row]:
+    """Measure the candidates of all methods on the validation split; nothing is measured on the test split."""
+    return sweep(context, sources_of(context, entries(context)))
+
+
+def entries(context: Context) -> list[tuple[Sampler, int]]:
+    """Return each sampler with each number of calls at which it is measured."""
+    protocol, length = context.protocol, context.length
+    at_compared = [calls for calls in protocol.compared_calls if calls <= length]
+    return [
         (sampler, calls)
-        for sampler in samplers
-        for calls in context.protocol.calls(context.length, guided=sampler.key["method"] != Method.BASE)
+        for sampler in samplers(context)
+        for calls in (at_compared if sampler.compared else protocol.calls(length, guided=sampler.is_guided))
     ]
-    return choose_and_measure(context, "generation", entries)
+
+
+def samplers(context: Context) -> list[Sampler]:
+    """Return the methods of the model, the guided methods of compared models, and registers of real programs."""
+    own = [sampler_of(context.pipe, method) for method in methods(context.pipe)]
+    beside = [
+        of_another_model({"method": f"{name}{OF_MODEL}{method}"}, pipe, method, uses=())._replace(compared=name)
+        for name, pipe in context.compared.items()
+        for method in methods(pipe)
+        if method != Method.BASE
+    ]
+    if len(own) == 1 or not context.protocol.with_oracle:
+        return [*own, *beside]
+    oracle = Sampler(
+        {"method": ORACLE},
+        partial(decode_encoded, context),
+        (*AUTOENCODER_PARTS, DRAWING),
+        tuned_as=sampler_of(context.pipe, Method.CON_THEN_DISC),
+    )
+    return [*own, *beside, oracle]
 
 
 def methods(pipe: Crocodil) -> list[Method]:
@@ -179,6 +208,23 @@ def _show_length(rows: Sequence[Row], real: Row, swept: Sequence[Row], anchor: R
         *equal_cost_blocks(rows, length),
         *(Text(f"**Note:** {note}.") for note in distinct(rows, "note") if note),
     ]
+
+
+def choices(swept: Sequence[Row]) -> list[Block]:
+    """Return the settings that the sweep chooses; shown as long as nothing is measured on the test split."""
+    of_methods = [row for row in swept if row.get("method") is not None]
+    chosen = [
+        best(candidates)
+        for length in distinct(of_methods, "length")
+        for method in distinct(of_methods, "method")
+        for calls in distinct(of_methods, "calls")
+        if (candidates := select(of_methods, length=length, method=method, calls=calls))
+    ]
+    tables = [
+        quality_table(select(chosen, length=length), "method", length) for length in distinct(chosen, "length")
+    ]
+    text = "The settings chosen on the validation split. The numbers are those of the validation split, too."
+    return [Text(text), *tables] if tables else []
 
 
 def _anchored(swept: Sequence[Row], real: Row) -> list[Block]:

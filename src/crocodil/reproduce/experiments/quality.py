@@ -10,6 +10,7 @@ from crocodil.reproduce.figures import Curve, Panel, Real
 from crocodil.reproduce.store import Row, distinct, select
 from crocodil.reproduce.sweep import CHOSEN, candidate_of
 
+OF_MODEL = ": "  # between the name of a compared model and its method
 ORACLE = "encoded registers"  # the method in rows that decodes registers of real programs
 NAMES = {
     Method.BASE: "base",
@@ -27,7 +28,8 @@ MAUVE_LABEL, GEN_PPL_LABEL = "MAUVE (higher is better)", "Gen-PPL (lower is bett
 
 def display_name(value: object) -> str:
     """Return the name of a method as tables and figures show it; other values are shown unchanged."""
-    return next((name for method, name in NAMES.items() if method == value), str(value))
+    model, between, method = str(value).rpartition(OF_MODEL)
+    return model + between + NAMES.get(method, method)
 
 
 # ---------------------------------------------------------------- tables

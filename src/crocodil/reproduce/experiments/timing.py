@@ -12,12 +12,14 @@ import torch
 from crocodil.pipeline import Crocodil, Method
 from crocodil.pipeline.folder import NETWORKS
 from crocodil.reproduce.context import Context
-from crocodil.reproduce.experiments.generation import methods
+from crocodil.reproduce.experiments.generation import methods, samplers
+from crocodil.reproduce.experiments.quality import ORACLE
 from crocodil.reproduce.store import Job, Row
 from crocodil.reproduce.sweep import (
     SWEPT,
+    Sampler,
     candidate_of,
-    generate_with,
+    default_decoding,
     own_candidate,
     parts_used_by,
     split_candidate,
@@ -29,31 +31,27 @@ LARGEST_ON_CPU = 2_000_000_000  # parameters; a larger demasker is not timed on 
 
 def compute_seconds(context: Context) -> list[Row]:
     """Time every point of the generation again: its own seconds include compilation and graph capture."""
+    by_method = {sampler.key["method"]: sampler for sampler in samplers(context)}
+    by_method.pop(ORACLE, None)
     jobs = [
         Job(
-            {"method": point["method"], "calls": point["calls"]},
-            partial(_timed_row, context, point),
+            {**by_method[point["method"]].key, "calls": point["calls"]},
+            partial(_timed_row, context, by_method[point["method"]], point),
             work=point["calls"],
-            uses=parts_used_by(context.pipe, Method(point["method"])),
+            uses=by_method[point["method"]].uses,
             chosen=candidate_of(point),
         )
         for point in context.store.rows("generation")
-        if point["method"] in list(Method)
+        if point["method"] in by_method
     ]
     return context.store.compute("seconds", jobs)
 
 
-def _timed_row(context: Context, point: Row) -> Row:
+def _timed_row(context: Context, sampler: Sampler, point: Row) -> Row:
     count = context.protocol.num_clocked
     candidate = candidate_of(point)
-    decoding, drawing = split_candidate(context.pipe, point["method"], point["calls"], candidate)
-    generate = partial(
-        generate_with(context.pipe, Method(point["method"])),
-        count,
-        seed=context.seed,
-        decoding=decoding,
-        **drawing,
-    )
+    decoding, drawing = split_candidate(default_decoding(context, sampler), point["calls"], candidate)
+    generate = partial(sampler.generate, count, seed=context.seed, decoding=decoding, **drawing)
     generate()  # compiles and captures new shapes
     seconds = generate().seconds / count
     return {**candidate, SWEPT: list(candidate), "seconds": seconds, "num_samples": count}
