@@ -48,6 +48,7 @@ from crocodil.reproduce.experiments import (
     register_priors,
     two_sentences,
 )
+from crocodil.reproduce.experiments.base_bound import bound_row, whole_programs
 from crocodil.reproduce.experiments.comparison import (
     own_best_calls,
     speedup_tables,
@@ -65,16 +66,15 @@ from crocodil.reproduce.experiments.frontiers import (
 )
 from crocodil.reproduce.experiments.generation import other_judges_table
 from crocodil.reproduce.experiments.generation import show as show_generation
-from crocodil.reproduce.experiments.likelihood import bound_row, whole_programs
 from crocodil.reproduce.experiments.timing import compute_cpu_seconds
 from crocodil.reproduce.experiments.training_compute import base_compute_share, stage_flops
 from crocodil.reproduce.figures import Curve, Panel, Real
 from crocodil.reproduce.fixed_protocol import FixedProtocol, check_same_protocol, read_protocol
+from crocodil.reproduce.headline_numbers import summary
 from crocodil.reproduce.held_out import HeldOut, corpus_fingerprint, tokenized_again
 from crocodil.reproduce.protocol import EXAMPLE_CALLS, FULL, QUICK, TINY, blocks_and_calls, protocol_named
 from crocodil.reproduce.report import report, timed, write_report
 from crocodil.reproduce.store import Job, Store, note_of, read_rows, select
-from crocodil.reproduce.summary import summary
 from crocodil.reproduce.sweep import best, candidate_of, finalists
 from crocodil.runtime.atomic import locked
 from crocodil.sampling.configs import Decoding, Drawing
@@ -829,7 +829,8 @@ def test_published_numbers_stand_beside_ours_verbatim_and_odd_ones_are_marked():
 
 def test_the_summary_holds_the_headline_numbers(results):
     found = json.loads(json.dumps(summary(results), allow_nan=False))
-    assert set(found["speedup"]["64"]) == {"base", "conthendisc", "conwithindisc"}
+    own = {"base", "conthendisc", "conwithindisc"}
+    assert set(found["speedup"]["64"]) == {*own, "copy: conthendisc", "copy: conwithindisc"}
     assert list(found["speedup"]["64"]["base"]) == ["flops", "seconds", "nfe"]
     assert found["speedup"]["64"]["base"]["flops"] == 1
     assert found["own_best_calls"]["64"] in (4, 64)

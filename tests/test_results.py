@@ -19,8 +19,8 @@ from crocodil.reproduce.experiments import read_all
 from crocodil.reproduce.experiments.comparison import differences
 from crocodil.reproduce.experiments.training_compute import base_compute_share
 from crocodil.reproduce.figures import can_draw
+from crocodil.reproduce.headline_numbers import summary
 from crocodil.reproduce.report import TITLE, report, timed
-from crocodil.reproduce.summary import summary
 from crocodil.reproduce.sweep import candidate_of, own_candidate
 from crocodil.training.estimate import estimates
 from crocodil.training.run_config import Pretrained, read_run_file

@@ -69,7 +69,7 @@ def show_costs(
     """Print rows, operations and GPU seconds of each experiment, for the model of a training run."""
     from rich.console import Console
 
-    from crocodil.reproduce.estimate import ESTIMATED, Estimator, Shapes, total
+    from crocodil.reproduce.measuring_cost import ESTIMATED, Estimator, Shapes, total
     from crocodil.sampling.configs import Drawing
     from crocodil.training.run_config import read_run_file
 

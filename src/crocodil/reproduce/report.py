@@ -13,13 +13,13 @@ from crocodil.reproduce.experiments import (
     Results,
     ablations,
     autoencoder,
+    base_bound,
     comparison,
     completions,
     copies,
     demasker_curves,
     generation,
     interpolation,
-    likelihood,
     register_priors,
     targets,
     timing,
@@ -27,8 +27,8 @@ from crocodil.reproduce.experiments import (
 )
 from crocodil.reproduce.figures import can_draw, draw
 from crocodil.reproduce.fixed_protocol import PROTOCOL, TEST_CORPUS, Targets, kept_targets
+from crocodil.reproduce.headline_numbers import NEWER_CONDITIONS, summary
 from crocodil.reproduce.store import Row, distinct, select
-from crocodil.reproduce.summary import NEWER_CONDITIONS, summary
 from crocodil.reproduce.sweep import SWEEP
 from crocodil.runtime.atomic import whole_file
 
@@ -75,8 +75,8 @@ def _write(file: Path, text: str) -> None:
 def report(results: Results, wanted: Targets | None = None) -> list[Section]:
     """Return all sections in the order of the paper; experiments without rows are named too."""
     sections = [_section(experiment, results) for experiment in _experiments(results)]
-    if results.get(likelihood.NAME):
-        sections.insert(0, likelihood.show(results[likelihood.NAME]))
+    if results.get(base_bound.NAME):
+        sections.insert(0, base_bound.show(results[base_bound.NAME]))
     if wanted is not None:
         sections.insert(0, targets.show(wanted, results))
     if results.get("generation"):
