@@ -33,6 +33,9 @@ def losses():
 
     return {
         "base": lambda tokens, streams: base_loss(base, tokens, mask_id=MASK, streams=streams),
+        "base with drafts": lambda tokens, streams: base_loss(
+            base, tokens, mask_id=MASK, streams=streams, draft_rate=1.0
+        ),
         "Algorithm 1": lambda tokens, streams: guided_loss(
             encode, demasker, tokens, objective=DemaskerObjective(), mask_id=MASK, streams=streams
         ),

@@ -112,3 +112,19 @@ def test_only_a_demasker_that_saw_drafts_believes_visible_tokens(draft_rate, low
     with torch.no_grad():
         probs = demasker(shown, no_registers).softmax(dim=2)
     assert lowest < probs.gather(2, shown[..., None]).mean().item() < highest
+
+
+def test_a_base_that_saw_drafts_believes_visible_tokens_too():
+    base = tiny.llada()
+
+    def texts(streams):
+        return streams.at("text").uniform(6).mul(8).long()
+
+    tiny.overfit(
+        lambda streams: base_loss(base, texts(streams), mask_id=MASK, streams=streams, draft_rate=1.0),
+        base, steps=40, count=32,
+    )  # fmt: skip
+    shown = texts(tiny.streams(32, "shown"))
+    with torch.no_grad():
+        probs = base(shown).softmax(dim=2)
+    assert probs.gather(2, shown[..., None]).mean().item() > 0.25  # 1 / 8 without drafts

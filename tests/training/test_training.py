@@ -25,7 +25,7 @@ from crocodil.presets.runs import ABLATIONS, tiny
 from crocodil.runtime.distributed import Ranks
 from crocodil.training import checkpointing, validation
 from crocodil.training import data as training_data
-from crocodil.training.estimate import estimates
+from crocodil.training.estimate import estimates, step_flops
 from crocodil.training.loop import LoopConfig, Phase, initial_state, prepare, take_step, train, trained_at
 from crocodil.training.run import run_stage
 from crocodil.training.stage_setup import Workspace, base_stage, guided_stage
@@ -314,6 +314,15 @@ def test_recomputed_blocks_give_the_same_steps(corpus, tmp_path):
 
 
 # ---------------------------------------------------------------- settings and mistakes
+
+
+def test_stage_base_trains_on_drafts_if_asked(corpus, tmp_path):
+    run, workspace = few_steps(corpus), Workspace(corpus, tmp_path, tmp_path)
+    plain, drafting = (base_stage(replace(run, base_draft_rate=rate), workspace)[0] for rate in (0.0, 0.5))
+    assert drafting.work().flops / plain.work().flops == pytest.approx(
+        step_flops(replace(run, base_draft_rate=0.5))["base"] / step_flops(run)["base"]
+    )
+    assert drafting.loss(0, range(4)).item() != plain.loss(0, range(4)).item()
 
 
 def test_validation_of_few_programs_at_a_time_gives_the_same_numbers(corpus, tmp_path, monkeypatch):

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from crocodil.models.demasker import Demasker
 from crocodil.models.llada import LLaDA
-from crocodil.objectives.drafts import draft_tokens
+from crocodil.objectives.drafts import with_drafts
 from crocodil.processes.masking import demasking_loss, mask_prob_at, mask_tokens, sample_given
 from crocodil.processes.registers import (
     noise_std_for_cosine,
@@ -44,12 +44,29 @@ class DemaskerObjective:
 
 
 def base_loss(
-    demasker: LLaDA, tokens: TokenIds, *, mask_id: int, streams: Streams, time: PerSample | None = None
+    demasker: LLaDA,
+    tokens: TokenIds,
+    *,
+    mask_id: int,
+    streams: Streams,
+    time: PerSample | None = None,
+    draft_rate: float = 0.0,
 ) -> Loss:
-    """Return the loss of plain masked diffusion: Eq. 5 without guidance. `time` is drawn if not given."""
+    """Return the loss of plain masked diffusion: Eq. 5 without guidance. `time` is drawn if not given.
+
+    `draft_rate` is the share of the batch where the base corrects its own proposals (decision D62).
+    """
     mask_prob = mask_prob_at(streams.at("time").uniform() if time is None else time)
     noisy_tokens, hidden = mask_tokens(tokens, mask_prob, mask_id=mask_id, streams=streams.at("mask"))
-    return demasking_loss(demasker(noisy_tokens, rows=hidden), tokens, hidden, mask_prob)
+    noisy_tokens, read = with_drafts(
+        lambda noisy, rows: demasker(noisy, rows=rows),
+        noisy_tokens,
+        hidden,
+        rate=draft_rate,
+        mask_id=mask_id,
+        streams=streams.at("draft"),
+    )
+    return demasking_loss(demasker(noisy_tokens, rows=read), tokens, hidden, mask_prob, read=read)
 
 
 def guided_loss(
@@ -80,39 +97,15 @@ def guided_loss(
         std = std * streams.at("noise level").uniform(1, 1)
     noisy_registers = perturb(registers, std=std, streams=streams.at("register noise"))  # line 5
     prefix_length = sample_visible_registers(registers.shape[1], objective, streams.at("prefix"))
-    read = hidden
-    if num_drafts := round(objective.draft_rate * len(tokens)):
-        drafts = _drafts(
-            demasker,
-            noisy_tokens[:num_drafts],
-            hidden[:num_drafts],
-            noisy_registers[:num_drafts],
-            prefix_length[:num_drafts],
-            mask_id=mask_id,
-            streams=Streams(streams.keys[:num_drafts]).at("draft"),
-        )
-        noisy_tokens = torch.cat([drafts, noisy_tokens[num_drafts:]])
-        read = hidden | (torch.arange(len(hidden), device=hidden.device) < num_drafts)[:, None]
-    logits = demasker(noisy_tokens, noisy_registers, prefix_length=prefix_length, rows=read)
-    return demasking_loss(logits, tokens, hidden, mask_prob, read=read)  # line 6
 
+    def demask(some_tokens: TokenIds, rows: Positions) -> RowLogits:
+        count = len(some_tokens)  # drafts are the first samples
+        return demasker(some_tokens, noisy_registers[:count], prefix_length=prefix_length[:count], rows=rows)
 
-def _drafts(
-    demasker: Demasker,
-    noisy_tokens: TokenIds,
-    hidden: Positions,
-    registers: RegisterBank,
-    prefix_length: PrefixLength,
-    *,
-    mask_id: int,
-    streams: Streams,
-) -> TokenIds:
-    """Return texts in which some visible tokens are the demasker's own proposals (decision D62)."""
-
-    def demask(noisy: TokenIds, rows: Positions) -> RowLogits:
-        return demasker(noisy, registers, prefix_length=prefix_length, rows=rows)
-
-    return draft_tokens(demask, noisy_tokens, hidden, mask_id=mask_id, streams=streams)
+    noisy_tokens, read = with_drafts(
+        demask, noisy_tokens, hidden, rate=objective.draft_rate, mask_id=mask_id, streams=streams.at("draft")
+    )
+    return demasking_loss(demask(noisy_tokens, read), tokens, hidden, mask_prob, read=read)  # line 6
 
 
 def sample_visible_registers(num_registers: int, objective: DemaskerObjective, streams: Streams) -> PrefixLength:

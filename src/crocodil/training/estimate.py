@@ -106,7 +106,9 @@ def step_flops(run: Run) -> dict[str, float]:
         teacher_layers = max(run.causal.layers or [run.demasker.backbone.num_layers - 1]) + 1
     samples = {
         "base": [
-            base_flops(run.demasker.backbone, length=length, teacher_layers=teacher_layers)
+            base_flops(
+                run.demasker.backbone, length=length, teacher_layers=teacher_layers, draft_rate=run.base_draft_rate
+            )
             for length in run.lengths
         ],
         "guided": [

@@ -55,7 +55,7 @@ STAGES = ("base", "guided", "registers", "prior", "conditional", "distilled", "p
 
 # The fields of a run that each stage depends on.
 _FIELDS = {
-    "base": ("lengths", "demasker.backbone", "base_loop", "pretrained.llada", "causal"),
+    "base": ("lengths", "demasker.backbone", "base_loop", "base_draft_rate", "pretrained.llada", "causal"),
     "guided": (
         "lengths", "demasker", "encoder", "guided_loop", "guided_objective", "encoder_warmup_steps",
         "encoder_begins_as_base", "pretrained", "lora",

@@ -12,7 +12,18 @@ from crocodil.models.register_denoiser import RegisterDenoiserConfig
 from crocodil.models.register_encoder import RegisterEncoderConfig
 from crocodil.objectives import AlignBy, DemaskerObjective, DistilObjective, PriorObjective, PromptedObjective
 from crocodil.runtime.atomic import locked, remove_unfinished, whole_file
-from crocodil.runtime.config import Amount, Count, Folder, Lengths, Positive, Weight, config, read_as, read_json
+from crocodil.runtime.config import (
+    Amount,
+    Count,
+    Folder,
+    Lengths,
+    Positive,
+    Share,
+    Weight,
+    config,
+    read_as,
+    read_json,
+)
 from crocodil.training.adapting import LoRA
 from crocodil.training.loop import LoopConfig
 
@@ -65,6 +76,7 @@ class Run:
     conditional_loop: LoopConfig
     distilled_loop: LoopConfig
     prompted_loop: LoopConfig
+    base_draft_rate: Share = 0.0  # share of a batch where the base corrects its own proposals (decision D62)
     guided_objective: DemaskerObjective = field(default_factory=DemaskerObjective)
     prior_objective: PriorObjective = field(default_factory=PriorObjective)
     distil_objective: DistilObjective = field(default_factory=DistilObjective)
@@ -96,6 +108,8 @@ class Run:
             raise ValueError("autoguidance of the teacher needs both weak_prior and distil_objective.autoguidance")
         if self.causal is not None and self.pretrained.llada is not None:
             raise ValueError("causal and pretrained.llada are both set: a base begins as one of them")
+        if self.causal is not None and self.causal.align_weight and self.base_draft_rate:
+            raise ValueError("base_draft_rate and --align are both set: choose one of them")
         available = self.encoder.num_registers
         if self.prior.num_registers > available:
             wanted = self.prior.num_registers

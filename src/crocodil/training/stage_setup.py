@@ -110,7 +110,10 @@ def base_stage(run: Run, workspace: Workspace) -> tuple[Stage, LoopConfig]:
         demasker = load_llada(run.pretrained.llada, dtype=torch.float32)
     else:
         demasker = LLaDA(run.demasker.backbone).init_weights(generator_for("base", loop.seed))
-    return BaseStage(workspace.to_device(demasker), workspace.data(run, loop), alignment), loop
+    stage = BaseStage(
+        workspace.to_device(demasker), workspace.data(run, loop), alignment, draft_rate=run.base_draft_rate
+    )
+    return stage, loop
 
 
 def guided_stage(run: Run, workspace: Workspace) -> tuple[Stage, LoopConfig]:

@@ -54,6 +54,7 @@ class BaseStage:
     demasker: LLaDA
     data: Data
     alignment: Alignment | None = None
+    draft_rate: float = 0.0  # decision D62
     name: str = "base"
 
     def modules(self) -> Mapping[str, nn.Module]:
@@ -79,13 +80,18 @@ class BaseStage:
 
     def _work_at(self, length: int) -> Work:
         teacher_layers = 0 if self.alignment is None else self.alignment.layers[-1] + 1
-        return Work(length, base_flops(self.demasker.config, length=length, teacher_layers=teacher_layers))
+        flops = base_flops(
+            self.demasker.config, length=length, teacher_layers=teacher_layers, draft_rate=self.draft_rate
+        )
+        return Work(length, flops)
 
     def loss(self, step: int, indices: range) -> Tensor | dict[str, Tensor]:
         tokens, streams = self.data.tokens(step, indices), self.data.streams(step, indices)
         time, mask_id = self.data.times(step, indices), self.demasker.config.mask_id
         if self.alignment is None:
-            return base_loss(self.demasker, tokens, mask_id=mask_id, streams=streams, time=time)
+            return base_loss(
+                self.demasker, tokens, mask_id=mask_id, streams=streams, time=time, draft_rate=self.draft_rate
+            )
         return aligned_base_loss(
             self.demasker,
             causal_states(self.alignment.model, tokens, self.alignment.layers),

@@ -53,14 +53,16 @@ def denoiser_flops(config: RegisterDenoiserConfig) -> float:
 # ---------------------------------------------------------------- one sample in a training step of each stage
 
 
-def base_flops(config: LLaDAConfig, *, length: int, teacher_layers: int = 0) -> float:
-    """Plain masked diffusion: half of the tokens are hidden on average.
+def base_flops(config: LLaDAConfig, *, length: int, teacher_layers: int = 0, draft_rate: float = 0.0) -> float:
+    """Plain masked diffusion: half of the tokens are hidden on average; drafts are as in Algorithm 1.
 
     A frozen causal model of the same width reads all tokens with `teacher_layers`; its head is not used.
     """
     teacher = replace(config, num_layers=teacher_layers) if teacher_layers else None
     aligning = 0.0 if teacher is None else FROZEN * demasker_flops(teacher, positions=length, rows=0)
-    return TRAINED * demasker_flops(config, positions=length, rows=length / 2) + aligning
+    trained = TRAINED * demasker_flops(config, positions=length, rows=(1 + draft_rate) / 2 * length)
+    drafting = FROZEN * demasker_flops(config, positions=length, rows=length / 4)
+    return trained + draft_rate * drafting + aligning
 
 
 def guided_flops(

@@ -67,7 +67,7 @@ def stage_flops(pipe: Crocodil, record: Row) -> dict[str, float | None]:
     guided = {**vars(DemaskerObjective()), **record.get("guided_objective", {})}
     prior = {**vars(PriorObjective()), **record.get("prior_objective", {})}
     samples: dict[str, Callable[[int], float] | None] = {
-        "base": lambda length: base_flops(backbone, length=length),
+        "base": lambda length: base_flops(backbone, length=length, draft_rate=record.get("base_draft_rate", 0.0)),
         "guided": lambda length: guided_flops(
             pipe.demasker.config,
             pipe.encoder.config,
