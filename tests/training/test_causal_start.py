@@ -116,6 +116,30 @@ def test_later_stages_know_what_the_base_began_as(corpus, trained_base, tmp_path
     assert continue_from_causal(tiny(corpus), workspace(corpus, tmp_path)) == tiny(corpus)
 
 
+def test_a_base_goes_on_from_the_base_of_another_run_without_the_causal_model(corpus, trained_base, tmp_path):
+    source, _ = trained_base
+    here = Workspace(corpus, tmp_path, source)
+    run = continue_from_causal(tiny(corpus), here)
+    run = replace(
+        run,
+        base_loop=replace(run.base_loop, num_steps=1, batch_size=4, num_accumulated=1),
+        lengths=(32,),
+        causal=replace(run.causal, directory=tmp_path / "gone"),
+        base_draft_rate=0.5,
+    )
+    stage, _ = base_stage(run, here)
+    began, more = base_of(source).state_dict(), stage.demasker.state_dict()
+    assert all(torch.equal(began[name], more[name]) for name in began)
+    assert run_stage("base", run, here)
+    assert any((base_of(tmp_path).state_dict()[name] != began[name]).any() for name in began)
+    with pytest.raises(ValueError, match="another shape than the run"):
+        run_stage("base", tiny(corpus), Workspace(corpus, tmp_path / "new", source))
+    (tmp_path / "empty").mkdir()
+    shutil.copy(source / "run.json", tmp_path / "empty")
+    with pytest.raises(ValueError, match="train stage base first"):
+        run_stage("base", run, Workspace(corpus, tmp_path / "other", tmp_path / "empty"))
+
+
 def test_a_corpus_in_another_vocabulary_is_refused(corpus, tmp_path):
     for name, values, message in (
         ("ids", {}, "the mask token has id 0 in the corpus, 258 in the base: build the corpus with"),
@@ -265,6 +289,8 @@ def test_options_that_do_not_fit_together_are_refused(corpus, folder, tmp_path):
         ("base", ("--causal", folder, "--layers", "0,x"), "is not a list of layers"),
         ("base", ("--causal", folder, "--layers", "1,0"), "layers must rise"),
         ("guided", ("--causal", folder), "--causal is for stage base"),
+        ("base", ("--causal", folder, "--from", folder), "--causal and --from exclude each other"),
+        ("base", ("--causal", folder, "--align", 1, "--set", "base_draft_rate=0.5"), "choose one of them"),
     ):
         result = crocodil("train", stage, *common, *options)
         assert message in f"{result.output} {result.exception}"

@@ -73,7 +73,9 @@ def with_causal_start(
     from crocodil.training.pruning import choose_layers
     from crocodil.training.run_config import read_causal_start
 
-    if stage != "base":
+    if workspace.has_other_source and asked.directory is not None:
+        raise ValueError("--causal and --from exclude each other: with --from the base goes on from that of a run")
+    if stage != "base" or workspace.has_other_source:
         return continue_from_causal(run, workspace)
     recorded = read_causal_start(workspace.out) if resume else None
     if asked.directory is None:

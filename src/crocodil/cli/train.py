@@ -37,7 +37,11 @@ def train(
         Path | None, typer.Option(help="The folder of the run; each stage gets a folder in it.")
     ] = None,
     source: Annotated[
-        Path | None, typer.Option("--from", help="Take the earlier stages from this run instead of --out.")
+        Path | None,
+        typer.Option(
+            "--from",
+            help="Take the earlier stages from this run instead of --out; stage base goes on from its base.",
+        ),
     ] = None,
     max_minutes: Annotated[
         float | None, typer.Option(callback=_above_zero, help="Save and stop after this many minutes.")

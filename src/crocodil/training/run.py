@@ -11,6 +11,7 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
+from crocodil.checkpoints.bases import base_config
 from crocodil.checkpoints.causal import read_causal_config
 from crocodil.checkpoints.format import save_model
 from crocodil.corpus.pairs import PAIRS_FILE
@@ -115,14 +116,16 @@ def check_stage(name: str, run: Run, workspace: Workspace) -> None:
     """Refuse what cannot work, before a network is built or a file is written."""
     if name not in STAGES:
         raise ValueError(f"no stage {name!r}: the stages are {', '.join(STAGES)}")
-    if workspace.source != workspace.out:
+    if workspace.has_other_source:
         read_run_file(workspace.source)
     distils_conditional = name == "distilled" and "conditional" in run.distil_objective.teachers
     uses_encoder = name in ("guided", "registers", "conditional", "prompted") or distils_conditional
     _check_corpus(run, workspace, uses_encoder=uses_encoder)
     if name in TRAINED_STAGES:
         check_ranks(getattr(run, f"{name}_loop"), workspace.ranks)
-    if name == "base" and run.causal is not None:
+    if name == "base" and workspace.has_other_source:
+        _check_continued(run, workspace)
+    elif name == "base" and run.causal is not None:
         _check_causal(run, run.causal)
     if name == "guided":
         _check_guided(run, workspace)
@@ -209,6 +212,14 @@ def _check_causal(run: Run, start: CausalStart) -> None:
             f"demasker.backbone is not the shape of {start.directory}: choose layers with --layers or "
             "--keep-layers and the shift with --shift, not with --set"
         )
+    if start.align_weight and run.base_draft_rate:
+        raise ValueError("base_draft_rate and --align are both set: choose one of them")
+
+
+def _check_continued(run: Run, workspace: Workspace) -> None:
+    folder = workspace.finished("base", "demasker")
+    if base_config(folder) != run.demasker.backbone:
+        raise ValueError(f"{folder} has another shape than the run: use the preset that it was trained with")
 
 
 def _check_guided(run: Run, workspace: Workspace) -> None:
@@ -242,7 +253,9 @@ def _start(name: str, run: Run, workspace: Workspace, *, resume: bool) -> None:
         _check_registers(workspace)
     settings = select_fields(flatten_config(run), _FIELDS[name])
     sources = _source_checksums(name, workspace)
-    if name == "base" and run.causal is not None:
+    if name == "base" and workspace.has_other_source:
+        sources["base to go on from"] = checksum_of(workspace.finished("base", "demasker"))
+    elif name == "base" and run.causal is not None:
         sources["causal model"] = checksum_of(run.causal.directory)
     if name == "distilled":
         sources |= {path: checksum_of(folder) for path, folder in _teacher_folders(run, workspace).items()}

@@ -108,8 +108,6 @@ class Run:
             raise ValueError("autoguidance of the teacher needs both weak_prior and distil_objective.autoguidance")
         if self.causal is not None and self.pretrained.llada is not None:
             raise ValueError("causal and pretrained.llada are both set: a base begins as one of them")
-        if self.causal is not None and self.causal.align_weight and self.base_draft_rate:
-            raise ValueError("base_draft_rate and --align are both set: choose one of them")
         available = self.encoder.num_registers
         if self.prior.num_registers > available:
             wanted = self.prior.num_registers

@@ -49,6 +49,11 @@ class Workspace:
     ranks: Ranks = field(default_factory=Ranks)
 
     @property
+    def has_other_source(self) -> bool:
+        """Whether the run starts from another one; stage base then goes on from the base of that run."""
+        return self.source != self.out
+
+    @property
     def device(self) -> str:
         return self.ranks.device
 
@@ -103,7 +108,9 @@ class Workspace:
 
 def base_stage(run: Run, workspace: Workspace) -> tuple[Stage, LoopConfig]:
     loop, alignment = run.base_loop, None
-    if run.causal is not None:
+    if workspace.has_other_source:
+        demasker = _base(run, workspace)
+    elif run.causal is not None:
         demasker = _causal_base(run.causal)
         alignment = _alignment(run.causal, demasker, workspace, loop) if run.causal.align_weight else None
     elif run.pretrained.llada is not None:
