@@ -54,6 +54,11 @@ def done(corpus, tmp_path_factory):
     return out
 
 
+def workspace_of(stage, corpus, out, done):
+    """The base starts anew; other stages take the earlier ones from a finished run."""
+    return Workspace(corpus, out, out if stage == "base" else done)
+
+
 def leftovers(directory):
     return sorted(directory.rglob(".unfinished-*"))
 
@@ -74,7 +79,7 @@ def die_in_second_call(module, name, stage, directory, done, out):
 
     setattr(module, name, dying)
     corpus = Corpus(directory)
-    run_stage(stage, quick(corpus), Workspace(corpus, out, done))
+    run_stage(stage, quick(corpus), workspace_of(stage, corpus, out, done))
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +101,7 @@ def killed(corpus, done, tmp_path_factory):
 def test_a_stage_killed_while_writing_resumes_to_the_same_networks(corpus, done, killed, stage):
     assert leftovers(killed / stage)
     assert not (killed / stage / "model").exists()
-    assert run_stage(stage, quick(corpus), Workspace(corpus, killed, done), resume=True)
+    assert run_stage(stage, quick(corpus), workspace_of(stage, corpus, killed, done), resume=True)
     networks = {path.name: path for path in (done / stage / "model").iterdir()}
     assert {path.name for path in (killed / stage / "model").iterdir()} == set(networks)
     for name, path in networks.items():
