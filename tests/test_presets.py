@@ -223,6 +223,7 @@ BEFORE_TEXT = {"demasker.across_text": False, "encoder.across_text": False}
 LITERAL = {**BEFORE_TEXT, "demasker.literal_positions": True}
 NAMED = {  # the fields that an ablation sets
     "without register noise": {"guided_objective.register_cosine": 1.0},
+    "register noise from halfway": {"register_noise_from": ...},  # half of the preset's steps
     "without nested dropout": {"guided_objective.nested_dropout": False},
     "without all-mask samples": {"guided_objective.all_mask_rate": 0.0},
     "without block offsets": {"prior_objective.largest_offset": 0.0},
@@ -254,6 +255,8 @@ def test_an_ablation_changes_only_its_fields_in_every_preset(corpus, name, kind)
     run = PRESETS[kind](corpus)
     other = ABLATIONS[name](run)
     before, wanted = flat(asdict(run)), dict(NAMED[name])
+    if name == "register noise from halfway":
+        wanted = {"register_noise_from": (run.guided_loop.num_steps + 1) // 2}
     if name == "as printed":
         wanted |= {f"{prior}.num_registers": run.encoder.num_registers for prior in ("prior", "conditional")}
         if kind in ("tiny", "laptop", "medium"):

@@ -454,7 +454,22 @@ def test_the_command_line_trains_resumes_shows_and_estimates(corpus, tmp_path):
         assert re.search(message, str(failed.exception))
 
 
-def test_every_ablation_of_the_paper_is_a_change_of_a_run(corpus):
+def test_register_noise_can_begin_later(trained, corpus):
+    always, later, never = (
+        guided_stage(run, Workspace(corpus, trained, trained))[0]
+        for run in (
+            tiny(corpus),
+            ABLATIONS["register noise from halfway"](tiny(corpus)),
+            ABLATIONS["without register noise"](tiny(corpus)),
+        )
+    )
+    with torch.no_grad():
+        before, after = ([float(one.loss(step, range(4))) for one in (always, later, never)] for step in (59, 60))
+    assert before[1] == before[2] != before[0]
+    assert after[1] == after[0] != after[2]
+
+
+def test_every_ablation_is_a_change_of_a_run(corpus):
     run = tiny(corpus)
     changed = {name: change(run) for name, change in ABLATIONS.items()}
     assert all(other != run for other in changed.values())

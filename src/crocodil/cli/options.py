@@ -157,8 +157,8 @@ def _without_none(hint: Any) -> Any:
 Stage = Literal["base", "guided", "registers", "prior", "conditional", "distilled", "prompted"]
 Preset = Literal["tiny", "laptop", "small", "medium", "paper", "paper-plus", "paper-one-gpu"]
 Ablation = Literal[
-    "without register noise", "without nested dropout", "without all-mask samples", "without block offsets",
-    "literal two-axis RoPE", "as printed",
+    "without register noise", "register noise from halfway", "without nested dropout", "without all-mask samples",
+    "without block offsets", "literal two-axis RoPE", "as printed",
 ]  # fmt: skip
 LayerChoice = Literal["greedy", "spaced"]
 Protocol = Literal["full", "quick", "tiny"]

@@ -52,7 +52,7 @@ def train(
         typer.Option(
             parser=options.checked(options.Ablation),
             metavar="NAME",
-            help="Train an ablation of the paper, in every stage: " + ", ".join(get_args(options.Ablation)) + ".",
+            help="Train an ablation, in every stage: " + ", ".join(get_args(options.Ablation)) + ".",
         ),
     ] = None,
     changes: Annotated[

@@ -1,4 +1,4 @@
-"""Presets: complete training runs for the vocabulary of a given corpus, and the paper's ablations of them."""
+"""Presets: complete training runs for the vocabulary of a given corpus, and ablations of them."""
 
 import json
 from collections.abc import Callable
@@ -305,9 +305,15 @@ def _guided(**fields: Any) -> Callable[[Run], Run]:
     return lambda run: replace(run, guided_objective=replace(run.guided_objective, **fields))
 
 
-# The paper's ablations, each as a change to any run.
+def noise_from_halfway(run: Run) -> Run:
+    """Registers are noised only in the second half of stage guided: an ablation of ours (decision D66)."""
+    return replace(run, register_noise_from=(run.guided_loop.num_steps + 1) // 2)
+
+
+# Ablations of the paper's ideas, each as a change to any run.
 ABLATIONS: dict[str, Callable[[Run], Run]] = {
     "without register noise": _guided(register_cosine=1.0),  # Fig. 7
+    "register noise from halfway": noise_from_halfway,
     "without nested dropout": _guided(nested_dropout=False),  # App. C
     "without all-mask samples": _guided(all_mask_rate=0.0),  # App. C
     "without block offsets": lambda run: replace(  # App. G

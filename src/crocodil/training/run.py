@@ -59,7 +59,7 @@ _FIELDS = {
     "base": ("lengths", "demasker.backbone", "base_loop", "base_draft_rate", "pretrained.llada", "causal"),
     "guided": (
         "lengths", "demasker", "encoder", "guided_loop", "guided_objective", "encoder_warmup_steps",
-        "encoder_begins_as_base", "pretrained", "lora",
+        "register_noise_from", "encoder_begins_as_base", "pretrained", "lora",
     ),
     "registers": ("encoder", "prior.num_registers", "prior_loop.bf16", "pretrained.qwen"),
     "prior": ("lengths", "prior", "prior_loop", "prior_objective"),
@@ -227,6 +227,11 @@ def _check_guided(run: Run, workspace: Workspace) -> None:
         raise ValueError(
             f"encoder_warmup_steps is {run.encoder_warmup_steps} and guided_loop.num_steps "
             f"{run.guided_loop.num_steps}: the demasker would never be trained, set encoder_warmup_steps to less"
+        )
+    if run.register_noise_from and run.register_noise_from >= run.guided_loop.num_steps:
+        raise ValueError(
+            f"register_noise_from is {run.register_noise_from} and guided_loop.num_steps "
+            f"{run.guided_loop.num_steps}: registers would never be noised, set register_noise_from to less"
         )
     if run.lora is not None:
         check_peft_installed()

@@ -82,6 +82,7 @@ class Run:
     distil_objective: DistilObjective = field(default_factory=DistilObjective)
     prompted_objective: PromptedObjective = field(default_factory=PromptedObjective)
     encoder_warmup_steps: Amount = 4000  # App. C
+    register_noise_from: Amount = 0  # first step of stage guided with register noise; 0: Alg. 1 (decision D66)
     encoder_begins_as_base: bool = False  # initialise the encoder from the first blocks of the base (decision D28)
     condition_encoder_learns: bool = False  # Sec. 4.3.2, comment iii
     encode_batch: Count = 256  # programs per batch in stage registers

@@ -136,6 +136,7 @@ def guided_stage(run: Run, workspace: Workspace) -> tuple[Stage, LoopConfig]:
         run.encoder_warmup_steps,
         retokenizer(run, workspace),
         run.num_prior_registers,
+        run.register_noise_from,
     )
     return stage, loop
 

@@ -6,7 +6,7 @@ batch: the programs and all random draws follow from the seed, the step and the 
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
@@ -126,6 +126,7 @@ class GuidedStage:
     warmup_steps: int = 4000  # App. C
     retokenizer: Retokenizer | None = None  # for an encoder with its own vocabulary (decision D7)
     num_prior_registers: int = 0  # validation also uses the first registers, which a prior will model
+    noise_from: int = 0  # the first step with register noise (decision D66)
     name: str = "guided"
 
     def modules(self) -> Mapping[str, nn.Module]:
@@ -174,11 +175,14 @@ class GuidedStage:
             self.encode,
             self.demasker,
             self.data.tokens(step, indices),
-            objective=self.objective,
+            objective=self.objective_at(step),
             mask_id=self.demasker.config.backbone.mask_id,
             streams=self.data.streams(step, indices),
             time=self.data.times(step, indices),
         )
+
+    def objective_at(self, step: int) -> DemaskerObjective:
+        return self.objective if step >= self.noise_from else replace(self.objective, register_cosine=1.0)
 
     def evaluate(self) -> dict[str, float]:
         """Validate with all registers, with those that a prior will model, and with none."""

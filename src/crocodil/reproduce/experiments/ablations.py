@@ -183,8 +183,8 @@ def show_refresh(rows: Sequence[Row], references: Sequence[Row]) -> Section:
 def show_variants(rows: Sequence[Row], autoencoders: Sequence[Row], references: Sequence[Row]) -> Section:
     texts = [
         Text(
-            """Each of these models was trained without one idea of the paper. Each has its own sweep, generates
-            as ConThenDisc, and copies programs through its registers."""
+            """Each of these models was trained without one idea of the paper, or with it for half of the steps.
+            Each has its own sweep, generates as ConThenDisc, and copies programs through its registers."""
         ),
         Text(
             f"""**Better:** higher MAUVE, and lower Gen-PPL at an entropy close to that of real programs; lower
