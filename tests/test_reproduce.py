@@ -67,7 +67,7 @@ from crocodil.reproduce.experiments.frontiers import (
 from crocodil.reproduce.experiments.generation import other_judges_table
 from crocodil.reproduce.experiments.generation import show as show_generation
 from crocodil.reproduce.experiments.timing import compute_cpu_seconds
-from crocodil.reproduce.experiments.training_compute import base_compute_share, stage_flops
+from crocodil.reproduce.experiments.training_compute import base_compute_share, prior_stages, shapes_of
 from crocodil.reproduce.figures import Curve, Panel, Real
 from crocodil.reproduce.fixed_protocol import FixedProtocol, check_same_protocol, read_protocol
 from crocodil.reproduce.headline_numbers import summary
@@ -80,6 +80,7 @@ from crocodil.runtime.atomic import locked
 from crocodil.sampling.configs import Decoding, Drawing
 from crocodil.seeding import generator_for
 from crocodil.text.tokenizer import Tokenizer
+from crocodil.training.spent import planned_flops, read_record
 from crocodil.training.stage_setup import Workspace, base_stage, conditional_stage, guided_stage, prior_stage
 
 NETWORKS = {
@@ -515,11 +516,28 @@ def test_the_bases_compute_is_compared_with_all_compute_of_the_guided_model(pipe
     assert base_compute_share(replace(pipe, base=None), {"run": run}) is None
 
 
+def test_the_compute_of_earlier_runs_counts_on_both_sides(pipe, trained):
+    pipe, shapes = with_base(pipe, trained / BASE), shapes_of(pipe)
+    run = read_record(trained)
+    spent = {stage: work["flops"] for stage, work in run["work"].items()}
+    assert spent == pytest.approx(planned_flops(run, shapes))
+    longer = {"work": {"base": {"flops": 1.0, "inherited": {"base": spent["base"] + sum(spent.values())}}}}
+    share = base_compute_share(pipe, {"run": run, "base": {**run, **longer}}, with_priors=True)
+    assert share == pytest.approx(1 + spent["base"] / sum(spent.values()))
+    # The base that stage guided began from counts, not the one that run.json describes.
+    before = {**run, "work": {"guided": {"flops": spent["guided"], "inherited": {"base": spent["guided"]}}}}
+    assert base_compute_share(pipe, {"run": before}) == 1 / 2
+    unknown = {**run, "work": {"base": {"flops": 1.0, "inherited": {"base": None}}}}
+    assert base_compute_share(pipe, {"run": run, "base": unknown}) is None
+    flow_map = replace(pipe.prior.config, flow_map=True)
+    assert prior_stages(replace(shapes, prior=flow_map)) == ["prior", "conditional", "distilled"]
+
+
 def test_compute_is_counted_as_training_counts_it(pipe, corpus, trained):
     """Registers, START and END, attention and the rows of the head count too."""
     pipe, place = with_base(pipe, trained / BASE), Workspace(corpus, trained, trained)
     run = tiny(corpus)
-    spent = stage_flops(pipe, asdict(run))
+    spent = planned_flops(asdict(run), shapes_of(pipe))
     builds = {"base": base_stage, "guided": guided_stage, "prior": prior_stage, "conditional": conditional_stage}
     for name, stage_of in builds.items():
         stage, loop = stage_of(run, place)

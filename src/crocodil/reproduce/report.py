@@ -223,8 +223,9 @@ def _base_line(row: Row) -> Text:
         return Text(
             f"""{where}: the base ({row["base"]}) has an unknown training time (give `--run` and `--base-run`)."""
         )
-    verdict = "at least as much compute" if share >= 1 else "**less compute, which flatters the speed-ups**"
     with_priors = row.get("base_compute_share_with_priors")
+    enough = (share if with_priors is None else with_priors) >= 1
+    verdict = "at least as much compute" if enough else "**less compute, which flatters the speed-ups**"
     counted = "" if with_priors is None else f", {number(with_priors)} times if the priors are counted too"
     return Text(
         f"""{where}: the base ({row["base"]}) was trained with {number(share)} times the compute of demasker and

@@ -54,6 +54,12 @@ def write_or_check_record(
         _write(file, {**recorded, "settings": {**recorded["settings"], **schedules}})
 
 
+def add_to_record(out: Path, name: str, value: Any) -> None:
+    """Add a value to the stage.json of a stage that has started, or replace it."""
+    file = out / STAGE_FILE
+    _write(file, {**read_checksummed(file), name: value})
+
+
 def _write(file: Path, values: Mapping[str, Any]) -> None:
     with whole_file(file) as unfinished:
         write_checksummed(unfinished, values)

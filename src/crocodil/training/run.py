@@ -32,6 +32,7 @@ from crocodil.training.adapting import (
 from crocodil.training.checkpointing import TrainState
 from crocodil.training.data import REGISTERS_FILE, cache_registers
 from crocodil.training.loop import (
+    LoopConfig,
     Stage,
     averaged_weights,
     check_minutes,
@@ -43,6 +44,7 @@ from crocodil.training.loop import (
 )
 from crocodil.training.record import (
     STAGE_FILE,
+    add_to_record,
     checksum_of,
     flatten_config,
     read_checksummed,
@@ -50,6 +52,7 @@ from crocodil.training.record import (
     write_or_check_record,
 )
 from crocodil.training.run_config import CausalStart, Run, read_run_file, write_run_file
+from crocodil.training.spent import CONTINUED_BASE, inherited_flops
 from crocodil.training.stage_setup import TRAINED_STAGES, Workspace, pair_data, retokenizer
 
 STAGES = ("base", "guided", "registers", "prior", "conditional", "distilled", "prompted")
@@ -102,6 +105,7 @@ def run_stage(
             _cache_registers(run, workspace, out)
             return True
         stage, loop = TRAINED_STAGES[name](run, workspace)
+        ranks.on_main(partial(_write_work, name, run, workspace, stage, loop))
         state = train(stage, loop, out, ranks=ranks, resume=resume, max_minutes=max_minutes)
         if state.step < loop.num_steps:
             return False
@@ -259,7 +263,7 @@ def _start(name: str, run: Run, workspace: Workspace, *, resume: bool) -> None:
     settings = select_fields(flatten_config(run), _FIELDS[name])
     sources = _source_checksums(name, workspace)
     if name == "base" and workspace.has_other_source:
-        sources["base to go on from"] = checksum_of(workspace.finished("base", "demasker"))
+        sources[CONTINUED_BASE] = checksum_of(workspace.finished("base", "demasker"))
     elif name == "base" and run.causal is not None:
         sources["causal model"] = checksum_of(run.causal.directory)
     if name == "distilled":
@@ -272,6 +276,13 @@ def _start(name: str, run: Run, workspace: Workspace, *, resume: bool) -> None:
     write_or_check_record(out, settings, sources, started=started, num_done=num_done)
     if name in TRAINED_STAGES:
         write_run_file(run, workspace.out)
+
+
+def _write_work(name: str, run: Run, workspace: Workspace, stage: Stage, loop: LoopConfig) -> None:
+    """Write the operations of all steps of the stage, and those of the stages that it builds on."""
+    own = loop.num_steps * loop.batch_size * stage.work().flops
+    work = {"flops": own, "inherited": inherited_flops(name, run, workspace)}
+    add_to_record(workspace.out / name, "work", work)
 
 
 def _check_registers(workspace: Workspace) -> None:

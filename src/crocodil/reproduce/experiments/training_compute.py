@@ -1,14 +1,12 @@
 """Training compute of the base and of the guided model, from the records of their runs."""
 
-from collections.abc import Callable, Mapping
-from statistics import fmean
+from collections.abc import Mapping
 
-from crocodil.objectives import DemaskerObjective, PriorObjective
 from crocodil.pipeline import Crocodil
 from crocodil.reproduce.context import Context
 from crocodil.reproduce.store import Job, Row
 from crocodil.sampling.cost import num_parameters
-from crocodil.training.work import base_flops, conditional_flops, guided_flops, prior_flops
+from crocodil.training.spent import Shapes, flops_of_run, flops_up_to
 
 
 def compute(context: Context) -> list[Row]:
@@ -43,64 +41,30 @@ def base_compute_share(pipe: Crocodil, training: Mapping[str, Row], *, with_prio
     """Return the compute of the base divided by that of demasker and encoder, including the base they start from.
 
     `with_priors` adds the denoisers to the guided model. `training` holds the record of the model's run, and that
-    of the base's run if it is another one. The result is None if it is unknown, as for a base that others trained.
+    of the base's run if it is another one (`training.spent.read_record`): a base that went on from another one has
+    the compute of both (decision D67). The result is None if it is unknown, as for a base that others trained.
     """
     if "run" not in training or pipe.base is None:
         return None
-    run, base_run = training["run"], training.get("base", training["run"])
-    if any((record.get("pretrained") or {}).get("llada") for record in (run, base_run)):
+    shapes = shapes_of(pipe)
+    spent = flops_of_run(training["run"], shapes)
+    on_base = spent["base"]
+    if "base" in training or "base" in training["run"].get("work", {}):
+        on_base = flops_up_to("base", training.get("base", training["run"]), shapes)["base"]
+    stages = ["base", "guided", *(prior_stages(shapes) if with_priors else [])]
+    counted = [spent.get(stage) for stage in stages]
+    if on_base is None or None in counted:
         return None
-    spent = stage_flops(pipe, run)
-    stages = ["base", "guided", *(["prior", "conditional"] if with_priors else [])]
-    if any(spent[stage] is None for stage in stages):
-        return None
-    on_base = stage_flops(pipe, base_run)["base"]
-    return None if on_base is None else on_base / sum(spent[stage] or 0.0 for stage in stages)
+    return on_base / sum(flops or 0.0 for flops in counted)
 
 
-def stage_flops(pipe: Crocodil, record: Row) -> dict[str, float | None]:
-    """Return the FLOPs of each stage of a run, counted as in `training.work`; None if the record lacks the stage.
-
-    A stage whose network the model does not have counts as 0.
-    """
-    backbone = pipe.demasker.config.backbone
-    guided = {**vars(DemaskerObjective()), **record.get("guided_objective", {})}
-    prior = {**vars(PriorObjective()), **record.get("prior_objective", {})}
-    samples: dict[str, Callable[[int], float] | None] = {
-        "base": lambda length: base_flops(backbone, length=length, draft_rate=record.get("base_draft_rate", 0.0)),
-        "guided": lambda length: guided_flops(
-            pipe.demasker.config,
-            pipe.encoder.config,
-            length=length,
-            all_mask_rate=guided["all_mask_rate"],
-            adapted=record.get("lora") is not None,
-            draft_rate=guided["draft_rate"],
-        ),
-        "prior": None if pipe.prior is None else _of_prior(pipe),
-        "conditional": None if pipe.conditional is None else _of_conditional(pipe, record, prior["bare_rate"]),
-    }
-    return {stage: _spent(record, f"{stage}_loop", flops) for stage, flops in samples.items()}
+def shapes_of(pipe: Crocodil) -> Shapes:
+    prior, conditional = (None if one is None else one.config for one in (pipe.prior, pipe.conditional))
+    return Shapes(pipe.demasker.config, pipe.encoder.config, prior, conditional)
 
 
-def _of_prior(pipe: Crocodil) -> Callable[[int], float]:
-    assert pipe.prior is not None
-    flops = prior_flops(pipe.prior.config)
-    return lambda length: flops
-
-
-def _of_conditional(pipe: Crocodil, record: Row, bare_rate: float) -> Callable[[int], float]:
-    assert pipe.conditional is not None
-    denoiser, encoder = pipe.conditional.config, (pipe.condition_encoder or pipe.encoder).config
-    learns = bool(record.get("condition_encoder_learns"))
-    return lambda length: conditional_flops(
-        denoiser, encoder, length=length, bare_rate=bare_rate, encoder_learns=learns
-    )
-
-
-def _spent(record: Row, loop: str, flops: Callable[[int], float] | None) -> float | None:
-    if flops is None:
-        return 0.0
-    if loop not in record:
-        return None
-    num_samples = record[loop]["num_steps"] * record[loop]["batch_size"]
-    return num_samples * fmean(map(flops, record["lengths"]))
+def prior_stages(shapes: Shapes) -> list[str]:
+    """Return the stages that trained the priors of a model: a distilled one began as another prior."""
+    priors = {"prior": shapes.prior, "conditional": shapes.conditional}
+    trained = {stage: config for stage, config in priors.items() if config is not None}
+    return [*trained, *(["distilled"] if any(config.flow_map for config in trained.values()) else [])]

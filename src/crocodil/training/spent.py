@@ -1,0 +1,162 @@
+"""The operations behind the weights of a stage: its own, and those of the stages it builds on (decision D67).
+
+A stage writes them into its stage.json when it starts. For runs of older versions they follow from run.json.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any, TypeAlias
+
+from crocodil.models.demasker import DemaskerConfig
+from crocodil.models.register_denoiser import RegisterDenoiserConfig
+from crocodil.models.register_encoder import RegisterEncoderConfig
+from crocodil.objectives import DemaskerObjective, PriorObjective
+from crocodil.training.record import STAGE_FILE, read_checksummed
+from crocodil.training.run_config import Run, read_run_file
+from crocodil.training.stage_setup import TRAINED_STAGES, Workspace
+from crocodil.training.work import base_flops, conditional_flops, guided_flops, prior_flops
+
+Flops: TypeAlias = dict[str, float | None]  # by stage; None: unknown
+CONTINUED_BASE = "base to go on from"  # a source in stage.json
+_UNKNOWN: dict[str, Any] = {"flops": None, "inherited": {}}
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """The networks whose training is counted. Training a network that is None took nothing."""
+
+    demasker: DemaskerConfig
+    encoder: RegisterEncoderConfig
+    prior: RegisterDenoiserConfig | None
+    conditional: RegisterDenoiserConfig | None
+
+    @classmethod
+    def of(cls, run: Run) -> "Shapes":
+        return cls(run.demasker, run.encoder, run.prior, run.conditional)
+
+
+def inherited_flops(name: str, run: Run, workspace: Workspace) -> Flops:
+    """Return the operations of all stages that a stage builds on, when it starts."""
+    spent: Flops = {}
+    if name == "base" and not workspace.has_other_source:
+        return spent if run.pretrained.llada is None else {"base": None}  # others trained it
+    if name == "guided" and not (workspace.source / "base" / "model").exists():
+        return {"base": None}
+    record = read_record(workspace.source)
+    parents = {
+        "base": ("base",),
+        "guided": ("base",),
+        "distilled": run.distil_objective.teachers,
+        "prompted": ("guided", "conditional"),
+    }
+    for parent in parents.get(name, ("guided",)):
+        spent |= flops_up_to(parent, record, Shapes.of(run))
+    return spent
+
+
+def read_record(directory: Path) -> dict[str, Any]:
+    """Return run.json, and as `work` what the stage.json of each stage says about operations."""
+    record = read_run_file(directory)
+    found = {name: _work_of(directory / name / STAGE_FILE) for name in TRAINED_STAGES}
+    work = {name: value for name, value in found.items() if value is not None}
+    return {**record, "work": {**record.get("work", {}), **work}}
+
+
+def _work_of(file: Path) -> dict[str, Any] | None:
+    if not file.exists():
+        return None
+    try:
+        record = read_checksummed(file)
+    except ValueError:
+        return _UNKNOWN
+    went_on = CONTINUED_BASE in record.get("sources", {})  # older versions did not write from how much work
+    return record.get("work", _UNKNOWN if went_on else None)
+
+
+def flops_up_to(stage: str, record: Mapping[str, Any], shapes: Shapes) -> Flops:
+    """Return the operations of a stage and of those it builds on."""
+    work = record.get("work", {}).get(stage)
+    if work is not None:
+        return _with_own(stage, work)
+    spent = planned_flops(record, shapes)
+    earlier = () if stage == "base" else ("base",) if stage == "guided" else ("base", "guided")
+    for name in earlier:
+        spent |= flops_up_to(name, record, shapes)
+    return {name: spent.get(name) for name in (*earlier, stage)}
+
+
+def flops_of_run(record: Mapping[str, Any], shapes: Shapes) -> Flops:
+    """Return the operations behind the networks of a run. Of its base, those before stage guided count."""
+    spent = planned_flops(record, shapes)
+    for stage in TRAINED_STAGES:
+        if stage in record.get("work", {}):
+            spent |= _with_own(stage, record["work"][stage])
+    return spent
+
+
+def _with_own(stage: str, work: Mapping[str, Any]) -> Flops:
+    own, inherited = work["flops"], work["inherited"]
+    before = inherited.get(stage, 0.0)
+    return {**inherited, stage: None if own is None or before is None else before + own}
+
+
+# ---------------------------------------------------------------- from run.json
+
+
+def planned_flops(record: Mapping[str, Any], shapes: Shapes) -> Flops:
+    """Return the operations of each stage of a run.json; None if it lacks the stage, or begins as LLaDA."""
+    guided = {**vars(DemaskerObjective()), **record.get("guided_objective", {})}
+    drafts = record.get("base_draft_rate", 0.0)
+    spent: Flops = {
+        "base": _planned(
+            record, "base", lambda length: base_flops(shapes.demasker.backbone, length=length, draft_rate=drafts)
+        ),
+        "guided": _planned(
+            record,
+            "guided",
+            lambda length: guided_flops(
+                shapes.demasker,
+                shapes.encoder,
+                length=length,
+                all_mask_rate=guided["all_mask_rate"],
+                adapted=record.get("lora") is not None,
+                draft_rate=guided["draft_rate"],
+            ),
+        ),
+        "prior": _planned_prior(record, shapes),
+        "conditional": _planned_conditional(record, shapes),
+    }
+    return {**spent, "base": None} if (record.get("pretrained") or {}).get("llada") else spent
+
+
+def _planned_prior(record: Mapping[str, Any], shapes: Shapes) -> float | None:
+    if shapes.prior is None:
+        return 0.0
+    flops = prior_flops(shapes.prior)
+    return _planned(record, "prior", lambda length: flops)
+
+
+def _planned_conditional(record: Mapping[str, Any], shapes: Shapes) -> float | None:
+    denoiser = shapes.conditional
+    if denoiser is None:
+        return 0.0
+    objective = {**vars(PriorObjective()), **record.get("prior_objective", {})}
+    learns = bool(record.get("condition_encoder_learns"))
+    return _planned(
+        record,
+        "conditional",
+        lambda length: conditional_flops(
+            denoiser, shapes.encoder, length=length, bare_rate=objective["bare_rate"], encoder_learns=learns
+        ),
+    )
+
+
+def _planned(record: Mapping[str, Any], stage: str, flops: Callable[[int], float]) -> float | None:
+    """Return the operations of all steps of a stage, given those of one sample by length."""
+    loop = record.get(f"{stage}_loop")
+    if loop is None:
+        return None
+    num_samples: int = loop["num_steps"] * loop["batch_size"]
+    return num_samples * fmean(map(flops, record["lengths"]))
