@@ -80,7 +80,7 @@ from crocodil.runtime.atomic import locked
 from crocodil.sampling.configs import Decoding, Drawing
 from crocodil.seeding import generator_for
 from crocodil.text.tokenizer import Tokenizer
-from crocodil.training.spent import planned_flops, read_record
+from crocodil.training.spent import StageWork, planned_flops, read_record
 from crocodil.training.stage_setup import Workspace, base_stage, conditional_stage, guided_stage, prior_stage
 
 NETWORKS = {
@@ -519,15 +519,19 @@ def test_the_bases_compute_is_compared_with_all_compute_of_the_guided_model(pipe
 def test_the_compute_of_earlier_runs_counts_on_both_sides(pipe, trained):
     pipe, shapes = with_base(pipe, trained / BASE), shapes_of(pipe)
     run = read_record(trained)
-    spent = {stage: work["flops"] for stage, work in run["work"].items()}
+    spent = {stage: work.flops for stage, work in run["work"].items()}
     assert spent == pytest.approx(planned_flops(run, shapes))
-    longer = {"work": {"base": {"flops": 1.0, "inherited": {"base": spent["base"] + sum(spent.values())}}}}
-    share = base_compute_share(pipe, {"run": run, "base": {**run, **longer}}, with_priors=True)
+    inherited = {"base": spent["base"] + sum(spent.values())}
+    longer = {**run, "work": {"base": StageWork(flops=1.0, inherited=inherited)}}
+    share = base_compute_share(pipe, {"run": run, "base": longer}, with_priors=True)
     assert share == pytest.approx(1 + spent["base"] / sum(spent.values()))
     # The base that stage guided began from counts, not the one that run.json describes.
-    before = {**run, "work": {"guided": {"flops": spent["guided"], "inherited": {"base": spent["guided"]}}}}
+    before = {
+        **run,
+        "work": {"guided": StageWork(flops=spent["guided"], inherited={"base": spent["guided"]})},
+    }
     assert base_compute_share(pipe, {"run": before}) == 1 / 2
-    unknown = {**run, "work": {"base": {"flops": 1.0, "inherited": {"base": None}}}}
+    unknown = {**run, "work": {"base": StageWork(flops=1.0, inherited={"base": None})}}
     assert base_compute_share(pipe, {"run": run, "base": unknown}) is None
     flow_map = replace(pipe.prior.config, flow_map=True)
     assert prior_stages(replace(shapes, prior=flow_map)) == ["prior", "conditional", "distilled"]

@@ -5,6 +5,7 @@ other networks is refused.
 """
 
 import json
+from dataclasses import asdict
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -52,7 +53,7 @@ from crocodil.training.record import (
     write_or_check_record,
 )
 from crocodil.training.run_config import CausalStart, Run, read_run_file, write_run_file
-from crocodil.training.spent import CONTINUED_BASE, inherited_flops
+from crocodil.training.spent import CONTINUED_BASE, StageWork, inherited_flops
 from crocodil.training.stage_setup import TRAINED_STAGES, Workspace, pair_data, retokenizer
 
 STAGES = ("base", "guided", "registers", "prior", "conditional", "distilled", "prompted")
@@ -281,8 +282,8 @@ def _start(name: str, run: Run, workspace: Workspace, *, resume: bool) -> None:
 def _write_work(name: str, run: Run, workspace: Workspace, stage: Stage, loop: LoopConfig) -> None:
     """Write the operations of all steps of the stage, and those of the stages that it builds on."""
     own = loop.num_steps * loop.batch_size * stage.work().flops
-    work = {"flops": own, "inherited": inherited_flops(name, run, workspace)}
-    add_to_record(workspace.out / name, "work", work)
+    work = StageWork(flops=own, inherited=inherited_flops(name, run, workspace))
+    add_to_record(workspace.out / name, "work", asdict(work))
 
 
 def _check_registers(workspace: Workspace) -> None:

@@ -13,14 +13,25 @@ from crocodil.models.demasker import DemaskerConfig
 from crocodil.models.register_denoiser import RegisterDenoiserConfig
 from crocodil.models.register_encoder import RegisterEncoderConfig
 from crocodil.objectives import DemaskerObjective, PriorObjective
+from crocodil.runtime.config import config, read_as
 from crocodil.training.record import STAGE_FILE, read_checksummed
-from crocodil.training.run_config import Run, read_run_file
+from crocodil.training.run_config import RUN_FILE, Run, read_run_file
 from crocodil.training.stage_setup import TRAINED_STAGES, Workspace
 from crocodil.training.work import base_flops, conditional_flops, guided_flops, prior_flops
 
 Flops: TypeAlias = dict[str, float | None]  # by stage; None: unknown
 CONTINUED_BASE = "base to go on from"  # a source in stage.json
-_UNKNOWN: dict[str, Any] = {"flops": None, "inherited": {}}
+
+
+@config
+class StageWork:
+    """The operations of a stage, as in stage.json."""
+
+    flops: float | None  # of its own steps
+    inherited: Flops  # of the stages it builds on
+
+
+_UNKNOWN = StageWork(flops=None, inherited={})
 
 
 @dataclass(frozen=True)
@@ -59,20 +70,22 @@ def inherited_flops(name: str, run: Run, workspace: Workspace) -> Flops:
 def read_record(directory: Path) -> dict[str, Any]:
     """Return run.json, and as `work` what the stage.json of each stage says about operations."""
     record = read_run_file(directory)
+    written = read_as(dict[str, StageWork], record.get("work", {}), directory / RUN_FILE)  # by hand
     found = {name: _work_of(directory / name / STAGE_FILE) for name in TRAINED_STAGES}
-    work = {name: value for name, value in found.items() if value is not None}
-    return {**record, "work": {**record.get("work", {}), **work}}
+    return {**record, "work": written | {name: work for name, work in found.items() if work is not None}}
 
 
-def _work_of(file: Path) -> dict[str, Any] | None:
+def _work_of(file: Path) -> StageWork | None:
     if not file.exists():
         return None
     try:
         record = read_checksummed(file)
     except ValueError:
         return _UNKNOWN
+    if "work" in record:
+        return read_as(StageWork, record["work"], file)
     went_on = CONTINUED_BASE in record.get("sources", {})  # older versions did not write from how much work
-    return record.get("work", _UNKNOWN if went_on else None)
+    return _UNKNOWN if went_on else None
 
 
 def flops_up_to(stage: str, record: Mapping[str, Any], shapes: Shapes) -> Flops:
@@ -96,10 +109,10 @@ def flops_of_run(record: Mapping[str, Any], shapes: Shapes) -> Flops:
     return spent
 
 
-def _with_own(stage: str, work: Mapping[str, Any]) -> Flops:
-    own, inherited = work["flops"], work["inherited"]
-    before = inherited.get(stage, 0.0)
-    return {**inherited, stage: None if own is None or before is None else before + own}
+def _with_own(stage: str, work: StageWork) -> Flops:
+    before = work.inherited.get(stage, 0.0)
+    total = None if work.flops is None or before is None else before + work.flops
+    return {**work.inherited, stage: total}
 
 
 # ---------------------------------------------------------------- from run.json
@@ -158,5 +171,8 @@ def _planned(record: Mapping[str, Any], stage: str, flops: Callable[[int], float
     loop = record.get(f"{stage}_loop")
     if loop is None:
         return None
-    num_samples: int = loop["num_steps"] * loop["batch_size"]
-    return num_samples * fmean(map(flops, record["lengths"]))
+    try:
+        num_samples: int = loop["num_steps"] * loop["batch_size"]
+        return num_samples * fmean(map(flops, record["lengths"]))
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{RUN_FILE} is damaged: the steps of stage {stage} are unclear ({error!r})") from error
