@@ -24,6 +24,7 @@ from crocodil.sampling.guidance import Guided
 from crocodil.sampling.state import Canvas
 from crocodil.seeding import Streams
 from crocodil.training.journal import Journal, StepResult
+from crocodil.training.loop import reliable_attention
 from crocodil.training.work import Work
 
 pytestmark = [
@@ -38,6 +39,17 @@ def test_streams_are_the_same_on_both_devices():
         assert torch.equal(here.uniform(1001, dtype=dtype), there.uniform(1001, dtype=dtype).cpu())
     assert torch.allclose(here.normal(33, 7), there.normal(33, 7).cpu(), atol=1e-5)
     assert torch.equal(here.integers(1, 128), there.integers(1, 128).cpu())
+
+
+@pytest.mark.parametrize("num_keys", [16, 64])
+def test_gradients_of_attention_are_finite_in_training_where_all_logits_are_low(num_keys):
+    query = torch.full((1, 6, 320, 128), 4.0, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    key = torch.full((1, 6, num_keys, 128), -4.0, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    value = torch.randn(1, 6, num_keys, 128, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    with reliable_attention():
+        mixed = torch.nn.functional.scaled_dot_product_attention(query, key, value)  # logits of -181
+    mixed.backward(torch.randn_like(mixed))
+    assert all(tensor.grad.isfinite().all() for tensor in (query, key, value))
 
 
 def test_the_networks_compute_the_same_on_both_devices():

@@ -4,9 +4,10 @@ import json
 import os
 import re
 import resource
+import shutil
 import signal
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import forked
 import numpy as np
@@ -19,7 +20,7 @@ from crocodil import cli
 from crocodil.checkpoints.format import load_model
 from crocodil.corpus.shards import Corpus
 from crocodil.models.register_encoder import RegisterEncoder
-from crocodil.objectives import DistilObjective
+from crocodil.objectives import DistilObjective, RateObjective
 from crocodil.pipeline import Crocodil
 from crocodil.presets.runs import ABLATIONS, tiny
 from crocodil.runtime.distributed import Ranks
@@ -27,8 +28,11 @@ from crocodil.training import checkpointing, validation
 from crocodil.training import data as training_data
 from crocodil.training.estimate import estimates, step_flops
 from crocodil.training.loop import LoopConfig, Phase, initial_state, prepare, take_step, train, trained_at
+from crocodil.training.record import read_checksummed
 from crocodil.training.run import run_stage
-from crocodil.training.stage_setup import Workspace, base_stage, guided_stage
+from crocodil.training.spent import Shapes, planned_flops
+from crocodil.training.stage_setup import Workspace, base_stage, conditional_stage, guided_stage
+from crocodil.training.work import prior_flops
 
 
 def rows(directory):
@@ -121,6 +125,61 @@ def test_lengths_take_turns_and_one_denoiser_can_be_both_priors(trained, corpus,
     assert np.allclose(statistics, [mean, std], atol=1e-6)  # each turn counts alike
     last = [row for row in rows(tmp_path / "conditional") if "loss" not in row][-1]
     assert {"valid mse at time 0.5, length 32", "valid mse at time 0.5, half visible, length 64"} < set(last)
+
+
+# ---------------------------------------------------------------- a prior in stage guided
+
+
+def rated(corpus, **objective):
+    """A few steps of stage guided that train the conditional prior too."""
+    run = tiny(corpus)
+    loops = {name: replace(getattr(run, name), num_steps=3) for name in ("guided_loop", "conditional_loop")}
+    objective = RateObjective(trains_prior=True, num_draws=2, **objective)
+    return replace(run, **loops, rate_objective=objective, encoder_warmup_steps=0)
+
+
+@pytest.mark.usefixtures("short_validation")
+def test_stage_guided_goes_on_from_another_and_the_conditional_prior_from_the_one_it_trained(
+    trained, corpus, tmp_path
+):
+    start = tmp_path / "start" / "guided" / "model"
+    shutil.copytree(trained / "guided" / "model", start)
+    shutil.copytree(trained / "conditional" / "model" / "denoiser", start / "denoiser")
+    shutil.copy(trained / "run.json", tmp_path / "start")
+    run, workspace = replace(rated(corpus, weight=0.5), guided_start=start), Workspace(corpus, tmp_path, tmp_path)
+    for name in ("encoder", "demasker", "denoiser"):
+        begun = guided_stage(run, workspace)[0].modules()[name].state_dict()
+        assert all(torch.equal(begun[key], value) for key, value in load_model(start / name).state_dict().items())
+    for stage in ("guided", "registers", "conditional"):
+        assert run_stage(stage, run, workspace)
+    steps = [row for row in rows(tmp_path / "guided") if "loss" in row]
+    assert all(row["loss"] == pytest.approx(row["demasking"] + row["rate"]) for row in steps)
+    assert "valid mse at time 0.5" in rows(tmp_path / "guided")[-1]
+    learned = load_model(tmp_path / "guided" / "model" / "denoiser")
+    first = conditional_stage(run, workspace)[0].denoiser
+    assert torch.equal(first.proj_out.weight, learned.proj_out.weight)
+    sources = read_checksummed(tmp_path / "conditional" / "stage.json")["sources"]
+    assert "guided/model/denoiser" in sources
+    with pytest.raises(ValueError, match=r"denoiser has another shape than the run"):
+        guided_stage(replace(run, conditional=replace(run.conditional, width=48)), workspace)
+    shutil.rmtree(start / "encoder")
+    with pytest.raises(ValueError, match=r"encoder is missing: guided_start is the folder model of"):
+        run_stage("guided", run, Workspace(corpus, tmp_path / "other", trained))
+
+
+def test_the_rate_costs_operations_and_needs_registers_that_are_not_standardised(corpus):
+    run = rated(corpus)
+    without = replace(run, rate_objective=RateObjective())
+    per_text = 2 * prior_flops(run.conditional)
+    more = step_flops(run)["guided"] - step_flops(without)["guided"]
+    assert more == pytest.approx(run.guided_loop.batch_size * per_text)
+    assert guided_cost(run) - guided_cost(without) == pytest.approx(3 * run.guided_loop.batch_size * per_text)
+    with pytest.raises(ValueError, match=r"set conditional\.standardised=false"):
+        replace(run, conditional=replace(run.conditional, standardised=True))
+
+
+def guided_cost(run):
+    return planned_flops(json.loads(json.dumps(asdict(run), default=str)), Shapes.of(run))["guided"]
 
 
 # ---------------------------------------------------------------- distilled priors

@@ -19,6 +19,7 @@ from crocodil.processes.gaussian import (
     Offsets,
     add_noise,
     effective_time,
+    last_base_time,
     signal_and_noise_level,
     time_of_noise,
 )
@@ -153,6 +154,7 @@ def register_nats(
     *,
     noise_std: float,
     offsets: Offsets | None = None,
+    shift: float = 1.0,
     num_steps: int = 64,
     streams: Streams,
 ) -> Float[Tensor, "B"]:
@@ -170,13 +172,15 @@ def register_nats(
         registers: z_0, clean.
         noise_std: above 0; registers without noise hold infinitely many bits.
         offsets: of the registers' times, as the prior was trained with; none by default.
+        shift: of the times, as the prior was trained with.
         num_steps: of the draw; more give a lower bound, up to a limit.
         streams: the noise.
     """
     end = time_of_noise(noise_std)
     offsets = torch.zeros(registers.shape[1], device=registers.device) if offsets is None else offsets
-    base_times = torch.linspace(1, end - float(offsets.max()), num_steps + 1, device=registers.device)
-    times = effective_time(base_times, offsets).clamp(min=end)
+    last = last_base_time(offsets, noise_std=noise_std, shift=shift)
+    base_times = torch.linspace(1, last, num_steps + 1, device=registers.device)
+    times = effective_time(base_times, offsets, shift=shift).clamp(min=end)
     signal, noise = signal_and_noise_level(times.double())
     ratios = (signal / noise).square()
     total = torch.zeros(len(registers), dtype=torch.float64, device=registers.device)

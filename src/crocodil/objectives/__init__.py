@@ -1,4 +1,4 @@
-"""Training losses: plain masked diffusion, Algorithms 1, 4 and 5, prompts, and distillation, one function each.
+"""Training losses: plain masked diffusion, Algorithms 1, 4 and 5, the register rate, prompts, distillation.
 
 Each function takes one batch and one stream of random numbers per sample, and returns the loss. Optimisers,
 files and the training loop are elsewhere.
@@ -11,6 +11,7 @@ from crocodil.objectives.demasking import (
     Loss,
     base_loss,
     guided_loss,
+    guided_step,
     sample_visible_registers,
 )
 from crocodil.objectives.distilled import DistilObjective, Jump, distilled_loss
@@ -21,6 +22,7 @@ from crocodil.objectives.prompted import (
     prompted_demasking_loss,
     prompted_prior_loss,
 )
+from crocodil.objectives.rate import RateObjective, register_rate
 
 __all__ = [
     "AlignBy",
@@ -32,6 +34,7 @@ __all__ = [
     "PriorObjective",
     "PromptedBatch",
     "PromptedObjective",
+    "RateObjective",
     "aligned_base_loss",
     "alignment_loss",
     "base_loss",
@@ -39,9 +42,11 @@ __all__ = [
     "conditional_prior_loss",
     "distilled_loss",
     "guided_loss",
+    "guided_step",
     "mask_condition",
     "prior_loss",
     "prompted_demasking_loss",
     "prompted_prior_loss",
+    "register_rate",
     "sample_visible_registers",
 ]

@@ -1,10 +1,10 @@
 """Losses of the demasker: plain masked diffusion, and Algorithm 1."""
 
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from crocodil.models.demasker import Demasker
@@ -69,6 +69,14 @@ def base_loss(
     return demasking_loss(demasker(noisy_tokens, rows=read), tokens, hidden, mask_prob, read=read)
 
 
+class GuidedStep(NamedTuple):
+    """What one step of Algorithm 1 computes."""
+
+    loss: Loss
+    registers: RegisterBank  # z_0, before noise
+    of_whole_text: Bool[Tensor, "B"]  # whether the encoder saw all of the text
+
+
 def guided_loss(
     encode: Encode,
     demasker: Demasker,
@@ -80,6 +88,22 @@ def guided_loss(
     time: PerSample | None = None,
 ) -> Loss:
     """Algorithm 1: return the loss of robust encoder-demasker training. `time` is drawn if not given."""
+    return guided_step(
+        encode, demasker, tokens, objective=objective, mask_id=mask_id, streams=streams, time=time
+    ).loss
+
+
+def guided_step(
+    encode: Encode,
+    demasker: Demasker,
+    tokens: TokenIds,
+    *,
+    objective: DemaskerObjective,
+    mask_id: int,
+    streams: Streams,
+    time: PerSample | None = None,
+) -> GuidedStep:
+    """Algorithm 1, with the registers that it computes on the way."""
     time = streams.at("time").uniform() if time is None else time  # line 2
     mask_prob = mask_some_fully(mask_prob_at(time), objective.all_mask_rate, streams.at("all-mask"))
     given = sample_given(tokens.shape[1], objective.given_rate, streams=streams.at("given"))
@@ -87,7 +111,7 @@ def guided_loss(
         tokens, mask_prob, mask_id=mask_id, streams=streams.at("mask"), given=given & (mask_prob < 1)[:, None]
     )
     encoder_hidden = _encoder_hidden(tokens, objective, streams.at("unseen")) if objective.partial_rate else None
-    registers = encode(tokens, encoder_hidden)  # line 4
+    clean_registers = registers = encode(tokens, encoder_hidden)  # line 4
     if objective.noise_prefix_rate:
         registers = replace_by_noise(
             registers, rate=objective.noise_prefix_rate, streams=streams.at("noise prefix")
@@ -105,7 +129,9 @@ def guided_loss(
     noisy_tokens, read = with_drafts(
         demask, noisy_tokens, hidden, rate=objective.draft_rate, mask_id=mask_id, streams=streams.at("draft")
     )
-    return demasking_loss(demask(noisy_tokens, read), tokens, hidden, mask_prob, read=read)  # line 6
+    loss = demasking_loss(demask(noisy_tokens, read), tokens, hidden, mask_prob, read=read)  # line 6
+    whole = torch.ones_like(hidden[:, 0]) if encoder_hidden is None else ~encoder_hidden.any(dim=1)
+    return GuidedStep(loss, clean_registers, whole)
 
 
 def sample_visible_registers(num_registers: int, objective: DemaskerObjective, streams: Streams) -> PrefixLength:

@@ -54,9 +54,14 @@ def time_of_noise(std: float) -> float:
     """Return the time at which z_s / signal is z_0 plus noise of this standard deviation."""
     if not 0 < std < math.inf:
         raise ValueError(f"the standard deviation of noise must be above 0 and finite, not {std}")
+    return time_of_snr(torch.tensor(std, dtype=torch.float64) ** -2).item()
+
+
+def time_of_snr(ratio: Float[Tensor, "*B"]) -> Float[Tensor, "*B"]:
+    """Return the time at which the signal-to-noise ratio, signal^2 / noise^2, has this value."""
     quarter = math.pi / 2
     first = quarter * SCHEDULE_SHIFT / (1 + SCHEDULE_SHIFT)
-    angle = math.acos(math.cos(first) / math.sqrt(1 + std**2))
+    angle = (math.cos(first) * (ratio / (1 + ratio)).sqrt()).acos()
     return angle / quarter * (1 + SCHEDULE_SHIFT) - SCHEDULE_SHIFT
 
 

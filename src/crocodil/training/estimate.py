@@ -23,6 +23,7 @@ from crocodil.training.work import (
     guided_flops,
     prior_flops,
     prompted_flops,
+    rate_flops,
 )
 
 _TRAINED_BYTES = 4 + 4 + 8 + 4  # weight, gradient, two moments, average
@@ -67,15 +68,16 @@ def estimates(run: Run, *, num_devices: int = 1) -> list[Estimate]:
     frozen_in_base = _frozen_in_base(run, base)
     base_activations, guided_activations, encoding, denoising = _activations(run)
     trains_encoder = run.condition_encoder_learns
-    flops = step_flops(run)
+    rated, flops = run.rate_objective.trains_prior, step_flops(run)
     return [
         _estimate(
             "base", run.base_loop, flops, num_devices, [base_activations], trained=count(base) - frozen_in_base[0],
             frozen=sum(frozen_in_base),
         ),
         _estimate(
-            "guided", run.guided_loop, flops, num_devices, [guided_activations, encoding], trained=guided,
-            frozen=frozen, frozen_bytes=_ADAPTED_BYTES,
+            "guided", run.guided_loop, flops, num_devices,
+            [guided_activations, encoding, *([denoising] if rated else [])],
+            trained=guided + rated * count(conditional), frozen=frozen, frozen_bytes=_ADAPTED_BYTES,
         ),
         _estimate("prior", run.prior_loop, flops, num_devices, [denoising], trained=count(prior)),
         _estimate(
@@ -116,6 +118,7 @@ def step_flops(run: Run) -> dict[str, float]:
                 run.demasker, run.encoder, length=length, all_mask_rate=run.guided_objective.all_mask_rate,
                 adapted=run.lora is not None, draft_rate=run.guided_objective.draft_rate,
             )
+            + rate_flops(run.conditional, run.rate_objective)
             for length in run.lengths
         ],
         "prior": [prior_flops(run.prior)],

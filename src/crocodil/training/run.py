@@ -54,7 +54,7 @@ from crocodil.training.record import (
 )
 from crocodil.training.run_config import CausalStart, Run, read_run_file, write_run_file
 from crocodil.training.spent import CONTINUED_BASE, StageWork, inherited_flops
-from crocodil.training.stage_setup import TRAINED_STAGES, Workspace, pair_data, retokenizer
+from crocodil.training.stage_setup import RATED_PRIOR, TRAINED_STAGES, Workspace, pair_data, retokenizer
 
 STAGES = ("base", "guided", "registers", "prior", "conditional", "distilled", "prompted")
 
@@ -63,7 +63,7 @@ _FIELDS = {
     "base": ("lengths", "demasker.backbone", "base_loop", "base_draft_rate", "pretrained.llada", "causal"),
     "guided": (
         "lengths", "demasker", "encoder", "guided_loop", "guided_objective", "encoder_warmup_steps",
-        "register_noise_from", "encoder_begins_as_base", "pretrained", "lora",
+        "register_noise_from", "encoder_begins_as_base", "pretrained", "lora", "rate_objective", "guided_start",
     ),
     "registers": ("encoder", "prior.num_registers", "prior_loop.bf16", "pretrained.qwen"),
     "prior": ("lengths", "prior", "prior_loop", "prior_objective"),
@@ -84,7 +84,7 @@ _SOURCES = {
     "guided": ("base/model/demasker",),
     "registers": ("guided/model/encoder",),
     "prior": (f"registers/{STAGE_FILE}",),
-    "conditional": ("guided/model/encoder", f"registers/{STAGE_FILE}"),
+    "conditional": ("guided/model/encoder", RATED_PRIOR, f"registers/{STAGE_FILE}"),
     "distilled": (f"registers/{STAGE_FILE}",),  # and the networks of the teachers
     "prompted": ("guided/model/encoder", "guided/model/demasker", "conditional/model/denoiser"),
 }
@@ -240,10 +240,21 @@ def _check_guided(run: Run, workspace: Workspace) -> None:
         )
     if run.lora is not None:
         check_peft_installed()
+    if run.guided_start is not None:
+        _guided_start_folders(run.guided_start)
+        return
     if run.encoder_begins_as_base and run.pretrained.qwen is None:
         check_encoder_fits_base(run.encoder, run.demasker.backbone)
     if run.pretrained.llada is None:
         workspace.finished("base", "demasker")
+
+
+def _guided_start_folders(start: Path) -> list[Path]:
+    """Return the folders of the networks that stage guided goes on from; a prior may be among them."""
+    for folder in (start / "demasker", start / "encoder"):
+        if not folder.exists():
+            raise ValueError(f"{folder} is missing: guided_start is the folder model of a finished stage guided")
+    return [folder for name in ("demasker", "encoder", "denoiser") if (folder := start / name).exists()]
 
 
 # ---------------------------------------------------------------- start or resume
@@ -267,6 +278,9 @@ def _start(name: str, run: Run, workspace: Workspace, *, resume: bool) -> None:
         sources[CONTINUED_BASE] = checksum_of(workspace.finished("base", "demasker"))
     elif name == "base" and run.causal is not None:
         sources["causal model"] = checksum_of(run.causal.directory)
+    if name == "guided" and run.guided_start is not None:
+        folders = _guided_start_folders(run.guided_start)
+        sources |= {f"{folder.name} to go on from": checksum_of(folder) for folder in folders}
     if name == "distilled":
         sources |= {path: checksum_of(folder) for path, folder in _teacher_folders(run, workspace).items()}
     if name == "prompted" and run.pairs is not None:

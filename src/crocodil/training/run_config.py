@@ -10,7 +10,14 @@ from crocodil.checkpoints.hub import recorded_name
 from crocodil.models.demasker import DemaskerConfig
 from crocodil.models.register_denoiser import RegisterDenoiserConfig
 from crocodil.models.register_encoder import RegisterEncoderConfig
-from crocodil.objectives import AlignBy, DemaskerObjective, DistilObjective, PriorObjective, PromptedObjective
+from crocodil.objectives import (
+    AlignBy,
+    DemaskerObjective,
+    DistilObjective,
+    PriorObjective,
+    PromptedObjective,
+    RateObjective,
+)
 from crocodil.runtime.atomic import locked, remove_unfinished, whole_file
 from crocodil.runtime.config import (
     Amount,
@@ -78,6 +85,7 @@ class Run:
     prompted_loop: LoopConfig
     base_draft_rate: Share = 0.0  # share of a batch where the base corrects its own proposals (decision D62)
     guided_objective: DemaskerObjective = field(default_factory=DemaskerObjective)
+    rate_objective: RateObjective = field(default_factory=RateObjective)  # in stage guided (decision D71)
     prior_objective: PriorObjective = field(default_factory=PriorObjective)
     distil_objective: DistilObjective = field(default_factory=DistilObjective)
     prompted_objective: PromptedObjective = field(default_factory=PromptedObjective)
@@ -89,6 +97,7 @@ class Run:
     pretrained: Pretrained = field(default_factory=Pretrained)
     lora: LoRA | None = None  # in stage guided: train adapters on a frozen demasker
     causal: CausalStart | None = None  # in stage base: begin as a causal language model
+    guided_start: Folder | None = None  # in stage guided: go on from the folder `model` of another stage guided
     weak_prior: Folder | None = None  # in stage distilled: the folder of a less trained prior, for autoguidance
     pairs: Folder | None = None  # in stage prompted: a folder of prompts and answers (`crocodil corpus pairs`)
 
@@ -109,6 +118,12 @@ class Run:
             raise ValueError("autoguidance of the teacher needs both weak_prior and distil_objective.autoguidance")
         if self.causal is not None and self.pretrained.llada is not None:
             raise ValueError("causal and pretrained.llada are both set: a base begins as one of them")
+        if self.rate_objective.trains_prior and self.conditional.standardised:
+            raise ValueError(
+                "rate_objective.trains_prior: registers change in training, so set conditional.standardised=false"
+            )
+        if self.guided_start is not None and self.lora is not None:
+            raise ValueError("guided_start and lora are both set: choose one of them")
         available = self.encoder.num_registers
         if self.prior.num_registers > available:
             wanted = self.prior.num_registers

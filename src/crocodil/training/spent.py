@@ -12,12 +12,12 @@ from typing import Any, TypeAlias
 from crocodil.models.demasker import DemaskerConfig
 from crocodil.models.register_denoiser import RegisterDenoiserConfig
 from crocodil.models.register_encoder import RegisterEncoderConfig
-from crocodil.objectives import DemaskerObjective, PriorObjective
+from crocodil.objectives import DemaskerObjective, PriorObjective, RateObjective
 from crocodil.runtime.config import config, read_as
 from crocodil.training.record import STAGE_FILE, read_checksummed
 from crocodil.training.run_config import RUN_FILE, Run, read_run_file
 from crocodil.training.stage_setup import TRAINED_STAGES, Workspace
-from crocodil.training.work import base_flops, conditional_flops, guided_flops, prior_flops
+from crocodil.training.work import base_flops, conditional_flops, guided_flops, prior_flops, rate_flops
 
 Flops: TypeAlias = dict[str, float | None]  # by stage; None: unknown
 CONTINUED_BASE = "base to go on from"  # a source in stage.json
@@ -53,6 +53,8 @@ def inherited_flops(name: str, run: Run, workspace: Workspace) -> Flops:
     spent: Flops = {}
     if name == "base" and not workspace.has_other_source:
         return spent if run.pretrained.llada is None else {"base": None}  # others trained it
+    if name == "guided" and run.guided_start is not None:
+        return _flops_of_start(run.guided_start, Shapes.of(run))
     if name == "guided" and not (workspace.source / "base" / "model").exists():
         return {"base": None}
     record = read_record(workspace.source)
@@ -65,6 +67,14 @@ def inherited_flops(name: str, run: Run, workspace: Workspace) -> Flops:
     for parent in parents.get(name, ("guided",)):
         spent |= flops_up_to(parent, record, Shapes.of(run))
     return spent
+
+
+def _flops_of_start(start: Path, shapes: Shapes) -> Flops:
+    """Return the operations behind the folder `model` of a stage guided; unknown outside of a run."""
+    directory = start.absolute().parent.parent
+    if not (directory / RUN_FILE).is_file():
+        return {"base": None, "guided": None}
+    return flops_up_to("guided", read_record(directory), shapes)
 
 
 def read_record(directory: Path) -> dict[str, Any]:
@@ -122,6 +132,8 @@ def planned_flops(record: Mapping[str, Any], shapes: Shapes) -> Flops:
     """Return the operations of each stage of a run.json; None if it lacks the stage, or begins as LLaDA."""
     guided = {**vars(DemaskerObjective()), **record.get("guided_objective", {})}
     drafts = record.get("base_draft_rate", 0.0)
+    rated = RateObjective(**record.get("rate_objective", {}))
+    rate = 0.0 if shapes.conditional is None else rate_flops(shapes.conditional, rated)
     spent: Flops = {
         "base": _planned(
             record, "base", lambda length: base_flops(shapes.demasker.backbone, length=length, draft_rate=drafts)
@@ -129,13 +141,16 @@ def planned_flops(record: Mapping[str, Any], shapes: Shapes) -> Flops:
         "guided": _planned(
             record,
             "guided",
-            lambda length: guided_flops(
-                shapes.demasker,
-                shapes.encoder,
-                length=length,
-                all_mask_rate=guided["all_mask_rate"],
-                adapted=record.get("lora") is not None,
-                draft_rate=guided["draft_rate"],
+            lambda length: (
+                guided_flops(
+                    shapes.demasker,
+                    shapes.encoder,
+                    length=length,
+                    all_mask_rate=guided["all_mask_rate"],
+                    adapted=record.get("lora") is not None,
+                    draft_rate=guided["draft_rate"],
+                )
+                + rate
             ),
         ),
         "prior": _planned_prior(record, shapes),

@@ -34,9 +34,17 @@ from crocodil.training.distilling import DistilledStage, Teacher
 from crocodil.training.loop import LoopConfig, Stage
 from crocodil.training.prompting import PairData, PromptedStage
 from crocodil.training.run_config import CausalStart, Run
-from crocodil.training.stages import Alignment, BaseStage, ConditionalPriorStage, GuidedStage, PriorStage
+from crocodil.training.stages import (
+    Alignment,
+    BaseStage,
+    ConditionalPriorStage,
+    GuidedStage,
+    PriorStage,
+    RatedPrior,
+)
 
 Network = TypeVar("Network", bound=nn.Module)
+RATED_PRIOR = "guided/model/denoiser"  # in a run; only there if stage guided trained a prior too
 
 
 @dataclass(frozen=True)
@@ -127,9 +135,14 @@ def guided_stage(run: Run, workspace: Workspace) -> tuple[Stage, LoopConfig]:
     loop = run.guided_loop
     if run.lora is not None and workspace.ranks.count > 1:
         raise ValueError("LoRA runs in one process: for several devices use a preset without LoRA, such as paper")
-    demasker = _demasker(run, workspace)
+    if run.guided_start is None:
+        demasker = _demasker(run, workspace)
+        encoder = _encoder(run, demasker.backbone)
+    else:
+        demasker = _same_shape(run.guided_start / "demasker", run.demasker, Demasker)
+        encoder = _same_shape(run.guided_start / "encoder", run.encoder, RegisterEncoder)
     stage = GuidedStage(
-        workspace.to_device(_encoder(run, demasker.backbone)),
+        workspace.to_device(encoder),
         workspace.to_device(demasker),
         workspace.data(run, loop),
         run.guided_objective,
@@ -137,6 +150,7 @@ def guided_stage(run: Run, workspace: Workspace) -> tuple[Stage, LoopConfig]:
         retokenizer(run, workspace),
         run.num_prior_registers,
         run.register_noise_from,
+        _rated_prior(run, workspace),
     )
     return stage, loop
 
@@ -157,8 +171,14 @@ def prior_stage(run: Run, workspace: Workspace) -> tuple[Stage, LoopConfig]:
 def conditional_stage(run: Run, workspace: Workspace) -> tuple[Stage, LoopConfig]:
     loop = run.conditional_loop
     registers, encoder = workspace.registers(run, "train"), workspace.trained_encoder()
+    started = workspace.source / RATED_PRIOR
+    denoiser = (
+        _same_shape(started, run.conditional, RegisterDenoiser)
+        if started.exists()
+        else _denoiser(run.conditional, registers, generator_for("conditional", loop.seed))
+    )
     stage = ConditionalPriorStage(
-        workspace.to_device(_denoiser(run.conditional, registers, generator_for("conditional", loop.seed))),
+        workspace.to_device(denoiser),
         encoder.requires_grad_(run.condition_encoder_learns),
         registers,
         workspace.registers(run, "valid"),
@@ -306,6 +326,27 @@ def _encoder(run: Run, base: LLaDA) -> RegisterEncoder:
         generator=generator,
         dtype=torch.float32,
     )
+
+
+def _rated_prior(run: Run, workspace: Workspace) -> RatedPrior | None:
+    """Return the prior that stage guided trains too: new, or the one to go on from."""
+    if not run.rate_objective.trains_prior:
+        return None
+    started = None if run.guided_start is None else run.guided_start / "denoiser"
+    if started is not None and started.exists():
+        denoiser = _same_shape(started, run.conditional, RegisterDenoiser)
+    else:
+        generator = generator_for("conditional", run.guided_loop.seed)
+        denoiser = RegisterDenoiser(run.conditional).init_weights(generator)
+    return RatedPrior(workspace.to_device(denoiser), run.rate_objective, run.prior_objective)
+
+
+def _same_shape(folder: Path, shape: object, kind: type[Network]) -> Network:
+    """Load a network to train it further."""
+    network = _loaded(folder, kind, "cpu")
+    if network.config != shape:
+        raise ValueError(f"{folder} has another shape than the run: use the preset that it was trained with")
+    return network.train()
 
 
 def _teacher(name: str, run: Run, workspace: Workspace) -> Teacher:

@@ -20,12 +20,14 @@ from crocodil.objectives import (
     AlignBy,
     DemaskerObjective,
     PriorObjective,
+    RateObjective,
     aligned_base_loss,
     base_loss,
     causal_states,
     conditional_prior_loss,
-    guided_loss,
+    guided_step,
     prior_loss,
+    register_rate,
 )
 from crocodil.processes.masking import bare_canvas
 from crocodil.text.encode import encode_tokens
@@ -34,7 +36,7 @@ from crocodil.training.adapting import trainable_parameters
 from crocodil.training.data import CachedRegisters, Data
 from crocodil.training.loop import Phase, compile_each
 from crocodil.training.validation import demasking_metrics, mask_half, prior_metrics
-from crocodil.training.work import Work, base_flops, conditional_flops, guided_flops, prior_flops
+from crocodil.training.work import Work, base_flops, conditional_flops, guided_flops, prior_flops, rate_flops
 
 
 @dataclass(frozen=True)
@@ -115,6 +117,15 @@ class BaseStage:
         return metrics
 
 
+@dataclass(frozen=True)
+class RatedPrior:
+    """A conditional prior that stage guided trains too, and what the encoder learns from it (decision D71)."""
+
+    denoiser: RegisterDenoiser
+    objective: RateObjective
+    prior_objective: PriorObjective
+
+
 @dataclass
 class GuidedStage:
     """Algorithm 1, with the encoder-only warm-up of App. C (decision D21)."""
@@ -127,27 +138,32 @@ class GuidedStage:
     retokenizer: Retokenizer | None = None  # for an encoder with its own vocabulary (decision D7)
     num_prior_registers: int = 0  # validation also uses the first registers, which a prior will model
     noise_from: int = 0  # the first step with register noise (decision D66)
+    prior: RatedPrior | None = None
     name: str = "guided"
 
     def modules(self) -> Mapping[str, nn.Module]:
-        return {"encoder": self.encoder, "demasker": self.demasker}
+        prior = {} if self.prior is None else {"denoiser": self.prior.denoiser}
+        return {"encoder": self.encoder, "demasker": self.demasker, **prior}
 
     def groups(self) -> Mapping[str, Sequence[nn.Parameter]]:
         return {
             "encoder": list(self.encoder.parameters()),
             "interface": self.demasker.interface(),
             "demasker": trainable_parameters(self.demasker.backbone),
+            **({} if self.prior is None else {"prior": list(self.prior.denoiser.parameters())}),
         }
 
     def phases(self) -> Sequence[Phase]:
-        warmup = frozenset({"encoder", "interface"})
+        warmup = frozenset(self.groups()) - {"demasker"}
         return (Phase(self.warmup_steps, warmup), Phase(math.inf, warmup | {"demasker"}))
 
     def repeated_blocks(self) -> Sequence[nn.Module]:
-        return [*self.demasker.backbone.blocks, *self.encoder.backbone.layers]
+        prior = () if self.prior is None else self.prior.denoiser.blocks
+        return [*self.demasker.backbone.blocks, *self.encoder.backbone.layers, *prior]
 
     def compile(self) -> None:
-        compile_each(self.repeated_blocks())
+        prior = () if self.prior is None else (self.prior.denoiser,)
+        compile_each([*self.demasker.backbone.blocks, *self.encoder.backbone.layers, *prior])
 
     def work(self) -> Work:
         return self.data.mean_work(self._work_at)
@@ -165,21 +181,42 @@ class GuidedStage:
             adapted=adapted,
             draft_rate=self.objective.draft_rate,
         )
+        if self.prior is not None:
+            flops += rate_flops(self.prior.denoiser.config, self.prior.objective)
         return Work(length, flops)
 
     def encode(self, tokens: Tensor, hidden: Tensor | None = None) -> Tensor:
         return encode_tokens(self.encoder, tokens, hidden, retokenizer=self.retokenizer)
 
-    def loss(self, step: int, indices: range) -> Tensor:
-        return guided_loss(
+    def loss(self, step: int, indices: range) -> Tensor | dict[str, Tensor]:
+        tokens, streams = self.data.tokens(step, indices), self.data.streams(step, indices)
+        result = guided_step(
             self.encode,
             self.demasker,
-            self.data.tokens(step, indices),
+            tokens,
             objective=self.objective_at(step),
             mask_id=self.demasker.config.backbone.mask_id,
-            streams=self.data.streams(step, indices),
+            streams=streams,
             time=self.data.times(step, indices),
         )
+        if self.prior is None:
+            return result.loss
+        nats = register_rate(
+            self.prior.denoiser,
+            result.registers[:, : self.prior.denoiser.config.num_registers],
+            self._bare_condition(tokens),
+            objective=self.prior.objective,
+            prior_objective=self.prior.prior_objective,
+            streams=streams.at("rate"),
+        )
+        # A prior models registers of whole texts. Both losses are in nats per token.
+        whole = result.of_whole_text
+        rate = (nats * whole).sum() / whole.sum().clamp(min=1) / tokens.shape[1]
+        return {"demasking": result.loss, "rate": rate}
+
+    @torch.no_grad()
+    def _bare_condition(self, tokens: Tensor) -> Tensor:
+        return self.encode(*bare_canvas(tokens, mask_id=self.demasker.config.backbone.mask_id))
 
     def objective_at(self, step: int) -> DemaskerObjective:
         return self.objective if step >= self.noise_from else replace(self.objective, register_cosine=1.0)
@@ -200,6 +237,14 @@ class GuidedStage:
                     mask_id=backbone.mask_id,
                     vocab_size=backbone.vocab_size,
                     suffix=label + batch.suffix,
+                )
+            if self.prior is not None:
+                metrics |= prior_metrics(
+                    self.prior.denoiser,
+                    registers[:, : self.prior.denoiser.config.num_registers],
+                    replace(self.prior.prior_objective, largest_offset=0.0),  # the rate has no offsets
+                    condition=self._bare_condition(batch.tokens),
+                    suffix=batch.suffix,
                 )
         return metrics
 

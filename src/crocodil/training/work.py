@@ -11,7 +11,7 @@ from crocodil.models.demasker import DemaskerConfig
 from crocodil.models.llada import LLaDAConfig
 from crocodil.models.register_denoiser import RegisterDenoiserConfig
 from crocodil.models.register_encoder import RegisterEncoderConfig
-from crocodil.objectives import DistilObjective, PromptedObjective
+from crocodil.objectives import DistilObjective, PromptedObjective, RateObjective
 from crocodil.seeding import generator_for
 
 # Cost of a step in forward passes: weights trained; only gradients passed through (adapters); no gradients.
@@ -91,6 +91,11 @@ def guided_flops(
 def prior_flops(config: RegisterDenoiserConfig) -> float:
     """Algorithm 5, on cached registers."""
     return TRAINED * denoiser_flops(config)
+
+
+def rate_flops(config: RegisterDenoiserConfig, objective: RateObjective) -> float:
+    """The register rate in Algorithm 1: several noisy banks of each text."""
+    return objective.num_draws * prior_flops(config) if objective.trains_prior else 0.0
 
 
 def conditional_flops(
