@@ -13,7 +13,8 @@ from typer.testing import CliRunner
 
 from crocodil import cli
 from crocodil.checkpoints.causal import load_causal
-from crocodil.checkpoints.format import load_model
+from crocodil.checkpoints.format import load_model, save_model
+from crocodil.models.demasker import Demasker
 from crocodil.models.llada import LLaDA
 from crocodil.objectives import alignment_loss, causal_states
 from crocodil.presets.causal_starts import begin_as_causal, continue_from_causal, fitting_muon_rate
@@ -114,6 +115,10 @@ def test_later_stages_know_what_the_base_began_as(corpus, trained_base, tmp_path
     assert base_of(out).config.parents == ("llama-4x32-320",)
     assert continue_from_causal(tiny(corpus), workspace(corpus, out)).demasker == run.demasker
     assert continue_from_causal(tiny(corpus), workspace(corpus, tmp_path)) == tiny(corpus)
+    only_guided = tmp_path / "only guided"  # a run whose stage guided goes on from another run
+    save_model(Demasker(run.demasker), only_guided / "guided" / "model" / "demasker")
+    shutil.copy(out / "run.json", only_guided)
+    assert continue_from_causal(tiny(corpus), workspace(corpus, only_guided)).demasker == run.demasker
 
 
 def test_a_base_goes_on_from_the_base_of_another_run_without_the_causal_model(corpus, trained_base, tmp_path):

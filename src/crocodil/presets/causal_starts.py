@@ -4,7 +4,9 @@ from dataclasses import replace
 
 from crocodil.checkpoints.bases import base_config
 from crocodil.checkpoints.causal import read_causal_config, weight_size
+from crocodil.checkpoints.format import model_config
 from crocodil.checkpoints.tensors import StrPath
+from crocodil.models.demasker import DemaskerConfig
 from crocodil.models.llada import LLaDAConfig
 from crocodil.training.run_config import CausalStart, Pretrained, Run, read_causal_start
 from crocodil.training.stage_setup import Workspace
@@ -40,7 +42,17 @@ def begin_as_causal(run: Run, start: CausalStart) -> Run:
 def continue_from_causal(run: Run, workspace: Workspace) -> Run:
     """Return the run of a later stage: if the base of the workspace began as a causal model, with its shapes."""
     start = read_causal_start(workspace.source)
-    return run if start is None else _with_base(run, start, base_config(workspace.finished("base", "demasker")))
+    return run if start is None else _with_base(run, start, _base_of(workspace))
+
+
+def _base_of(workspace: Workspace) -> LLaDAConfig:
+    """Return the shape of the base. A run whose stage guided goes on from another run has only a demasker."""
+    guided = workspace.source / "guided" / "model" / "demasker"
+    if guided.exists() and not (workspace.source / "base" / "model").exists():
+        demasker = model_config(guided)
+        assert isinstance(demasker, DemaskerConfig)
+        return demasker.backbone
+    return base_config(workspace.finished("base", "demasker"))
 
 
 def _with_base(run: Run, start: CausalStart, base: LLaDAConfig) -> Run:
