@@ -122,6 +122,10 @@ class Run:
             raise ValueError(
                 "rate_objective.trains_prior: registers change in training, so set conditional.standardised=false"
             )
+        if self.rate_objective.trains_prior and self.guided_objective.partial_rate == 1:
+            raise ValueError(
+                "rate_objective.trains_prior needs whole texts: set guided_objective.partial_rate below 1"
+            )
         if self.guided_start is not None and self.lora is not None:
             raise ValueError("guided_start and lora are both set: choose one of them")
         available = self.encoder.num_registers

@@ -209,10 +209,10 @@ class GuidedStage:
             prior_objective=self.prior.prior_objective,
             streams=streams.at("rate"),
         )
-        # A prior models registers of whole texts. Both losses are in nats per token.
-        whole = result.of_whole_text
-        rate = (nats * whole).sum() / whole.sum().clamp(min=1) / tokens.shape[1]
-        return {"demasking": result.loss, "rate": rate}
+        # A prior models registers of whole texts; their share is known, so the mean does not depend on how a batch
+        # is split. Both losses are in nats per token.
+        share = 1 - self.objective.partial_rate
+        return {"demasking": result.loss, "rate": (nats * result.of_whole_text).mean() / share / tokens.shape[1]}
 
     @torch.no_grad()
     def _bare_condition(self, tokens: Tensor) -> Tensor:
