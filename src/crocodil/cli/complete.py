@@ -23,20 +23,26 @@ def complete(
     at: Annotated[
         str,
         typer.Option(
-            metavar="LINE[:COLUMN]", help="Where text is missing: after this line, or before this column of it."
+            metavar="LINE[:COLUMN]",
+            help="Where to insert text: after this line, or before this column of the line.",
         ),
     ],
     count: options.Count = 4,
     tokens: Annotated[
         int | None,
-        options.number(Length, "Length of the answer; default: several lengths are tried.", panel=options.TEXT),
+        options.number(Length, "Tokens per answer. Default: answers of several lengths.", panel=options.TEXT),
     ] = None,
     prompt_scale: Annotated[
         float,
-        options.number(Guidance, "Guidance by the prompt, for a model of stage prompted.", panel=options.TEXT),
+        options.number(
+            Guidance, "Scale of guidance by the prompt, for models with stage prompted.", panel=options.TEXT
+        ),
     ] = 1.0,
     condition_scale: Annotated[
-        float, options.number(Guidance, "Guidance by the answer so far, for such a model.", panel=options.TEXT)
+        float,
+        options.number(
+            Guidance, "Scale of guidance by the answer so far, for the same models.", panel=options.TEXT
+        ),
     ] = 1.0,
     method: options.AnyMethod = None,
     length: options.Length = None,
@@ -49,10 +55,10 @@ def complete(
     model: options.Model = BUILTIN,
     device: options.Device = None,
 ) -> None:
-    """Print texts that may stand at a place in a file, the most likely first.
+    """Fill in text at a place in a file. Prints several answers, the most likely first.
 
-    After a line, an answer has lines of its own, with the indentation that Python expects there. A blank line is
-    filled. The text around the place stays as it is.
+    After a line, an answer gets its own lines, with the indentation that Python expects there. A blank line is
+    replaced. All other text of the file stays unchanged.
     """
     place = place_in(read_text(file), *parse_place(at))
     method = method or Method.CON_WITHIN_DISC

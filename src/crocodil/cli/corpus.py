@@ -25,16 +25,14 @@ Directory = Annotated[Path, typer.Argument(metavar="CORPUS", help="The folder of
 @corpus.command()
 def build(
     preset: Annotated[str, typer.Option(help=f"One of {', '.join([*_FIXED, *_FROM_SOURCE])}.")],
-    out: Annotated[Path, typer.Option(help="Folder for the corpus. An interrupted build in it is continued.")],
+    out: Annotated[Path, typer.Option(help="Folder for the corpus. An interrupted build is continued.")],
     source: Annotated[
         Path | None,
         typer.Option(help="For python-files and plain-text: a folder, an archive, or .jsonl or .parquet files."),
     ] = None,
     tokenizer: Annotated[
         str | None,
-        typer.Option(
-            help="Use this tokenizer.json, or that of a model on the hub, instead of training a new one."
-        ),
+        typer.Option(help="Do not train a new tokenizer; use this tokenizer.json, or that of a model on the hub."),
     ] = None,
     against: Annotated[
         list[Path] | None,
@@ -46,7 +44,7 @@ def build(
         int, typer.Option(min=260, max=1 << 20, help="Vocabulary size of a new tokenizer.")
     ] = 8192,
     processes: Annotated[
-        int | None, typer.Option(min=1, max=1024, help="Number of worker processes; default: all cores.")
+        int | None, typer.Option(min=1, max=1024, help="Number of worker processes. Default: one per core.")
     ] = None,
 ) -> None:
     """Build a corpus: read, filter, deduplicate, split, tokenize."""
@@ -78,7 +76,7 @@ def show(
         int, typer.Option(min=3, max=1 << 20, help="Length of the printed programs in tokens.")
     ] = 256,
 ) -> None:
-    """Print counts, lengths, licences, the reasons for dropped files, and a few programs."""
+    """Print counts, lengths, licences, why files were dropped, and a few programs."""
     from rich.console import Console
     from rich.text import Text
 
@@ -99,25 +97,30 @@ def show(
 @corpus.command()
 def pairs(
     source: Annotated[
-        Path, typer.Argument(metavar="SOURCE", help="A corpus, or a .jsonl file of rows with prompt and answer.")
+        Path,
+        typer.Argument(
+            metavar="SOURCE", help="A corpus, or a .jsonl file whose rows have a prompt and an answer."
+        ),
     ],
     out: Annotated[Path, typer.Option(help="New folder for the pairs.")],
     kind: Annotated[
         list[str] | None,
-        typer.Option(help="Of a corpus: body, middle or block. Can be repeated; default: all."),
+        typer.Option(
+            help="Kind of pairs to cut from a corpus: body, middle or block. Can be repeated. Default: all."
+        ),
     ] = None,
     per_document: Annotated[
-        int, typer.Option(min=1, max=10_000, help="Largest number of pairs of each kind from one document.")
+        int, typer.Option(min=1, max=10_000, help="Maximum number of pairs of each kind per document.")
     ] = 4,
-    max_lines: Annotated[int, typer.Option(min=1, max=10_000, help="Largest number of lines of an answer.")] = 32,
+    max_lines: Annotated[int, typer.Option(min=1, max=10_000, help="Maximum number of lines of an answer.")] = 32,
     max_chars: Annotated[
-        int, typer.Option(min=1, max=1 << 30, help="Largest number of characters of a pair.")
+        int, typer.Option(min=1, max=1 << 30, help="Maximum number of characters of a pair.")
     ] = 4000,
     count: Annotated[
-        int | None, typer.Option(min=1, max=1 << 30, help="Keep a random part: so many of each kind and split.")
+        int | None, typer.Option(min=1, max=1 << 30, help="Keep this many random pairs of each kind and split.")
     ] = None,
     held_out: Annotated[
-        float, typer.Option(min=0, max=0.5, help="Share for valid, and for test, of rows that name no split.")
+        float, typer.Option(min=0, max=0.5, help="Share of rows without a split that go to valid, and to test.")
     ] = 0.01,
 ) -> None:
     """Cut programs into prompts and answers, or read pairs from a file.
@@ -139,7 +142,7 @@ def pairs(
 
 @corpus.command()
 def card(directory: Directory, out: Annotated[Path, typer.Option(help="Markdown file to write.")]) -> None:
-    """Write a corpus card: the sources and licences, package by package."""
+    """Write a corpus card: sources and licences of every package."""
     from crocodil.corpus import summary
     from crocodil.corpus.shards import Corpus
 
@@ -174,7 +177,7 @@ def lock(
 
 @corpus.command()
 def verify(directory: Directory) -> None:
-    """Compare every file of a corpus with its SHA-256."""
+    """Check every file of a corpus against its SHA-256 checksum."""
     from crocodil.corpus.shards import Corpus
 
     Corpus(directory).verify()
@@ -186,7 +189,7 @@ def pack(
     directory: Directory,
     out: Annotated[Path, typer.Option(help="New folder for the pieces.")],
     piece_megabytes: Annotated[
-        float, typer.Option(min=0.001, max=1e6, help="Largest size of a piece in MB.")
+        float, typer.Option(min=0.001, max=1e6, help="Maximum size of a piece in MB.")
     ] = 60.0,
 ) -> None:
     """Compress a corpus into pieces that can be moved to another machine."""

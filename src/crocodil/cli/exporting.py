@@ -22,24 +22,26 @@ if TYPE_CHECKING:
 @app.command(rich_help_panel=TRAIN)
 @options.with_knobs_of(Decoding, Drawing)
 def export(
-    directory: Annotated[Path, typer.Argument(metavar="RUN", help="The run; stage guided must be finished.")],
+    directory: Annotated[
+        Path, typer.Argument(metavar="RUN", help="Folder of the run. Stage guided must be finished.")
+    ],
     data: Annotated[Path, typer.Option(help="The corpus of the run.")],
     out: Annotated[Path, typer.Option(help="New folder for the model.")],
     *,
     without: Annotated[
-        list[str] | None, options.one_of(options.Network, "Leave out this network, e.g. base; may be repeated.")
+        list[str] | None, options.one_of(options.Network, "Leave out this network, e.g. base. Can be repeated.")
     ] = None,
     weak_prior: Annotated[
         Path | None, typer.Option(help="Folder of a less trained denoiser, for --autoguidance.")
     ] = None,
     teachers: Annotated[
-        bool, typer.Option("--teachers", help="Take the priors from which stage distilled learned, not its own.")
+        bool, typer.Option("--teachers", help="Export the original priors instead of the distilled ones.")
     ] = False,
     bits: Annotated[
         list[str] | None,
         typer.Option(
             metavar="[NETWORK=]8|4",
-            help="Store matrices in 8 or 4 bits, a quarter or a sixth of the size on disk; may be repeated: "
+            help="Store weights in 8 or 4 bits: a quarter or a sixth of the size on disk. Can be repeated: "
             "--bits 4 --bits demasker=8.",
         ),
     ] = None,
@@ -48,7 +50,7 @@ def export(
 ) -> None:
     """Make a model folder from the finished stages of a run.
 
-    Sampling options become the model's defaults; those that are not given are the paper's.
+    Sampling options given here become the defaults of the model. Other options have the paper's values.
     """
     from crocodil.corpus.shards import TOKENIZER_FILE, Corpus
 

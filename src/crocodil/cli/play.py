@@ -20,19 +20,20 @@ LOCAL = "127.0.0.1"
 def play(
     *,
     host: Annotated[
-        str, typer.Option(help="Address to listen on. Any but this machine's own needs a token.")
+        str, typer.Option(help="Address to listen on. For other addresses a secret token is added to the URL.")
     ] = LOCAL,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8765,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 chooses a free one.")] = 8765,
     browser: Annotated[bool, typer.Option(help="Open the page in a browser.")] = True,
     export: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write a page with recorded runs to a new folder instead.")
+        Path | None,
+        typer.Option(metavar="DIR", help="Do not serve a page; write one with recorded runs to this folder."),
     ] = None,
     model: options.Model = BUILTIN,
     device: options.Device = None,
 ) -> None:
-    """Open a local page where registers steer a text: generate, autoencode, interpolate, steer, complete.
+    """Open a local web page that shows how registers change a text.
 
-    Nothing leaves this machine. Stop it with Ctrl-C.
+    Nothing is sent to other machines. Press Ctrl-C to stop.
     """
     read_settings(settings_file(model))
     if export is not None and export.exists():

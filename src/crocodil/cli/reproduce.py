@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from crocodil.pipeline import Crocodil
     from crocodil.reproduce.protocol import Protocol
 
-Data = Annotated[Path | None, typer.Option(help="The corpus; its held-out programs are the real text.")]
-JudgeName = Annotated[str, typer.Option(help="The causal language model for Gen-PPL and MAUVE.")]
-Results = Annotated[Path, typer.Option(help="The folder for rows, figures and the report.")]
+Data = Annotated[Path | None, typer.Option(help="Corpus. Samples are compared with its held-out programs.")]
+JudgeName = Annotated[str, typer.Option(help="Causal language model that computes Gen-PPL and MAUVE.")]
+Results = Annotated[Path, typer.Option(help="Folder for rows, figures and the report.")]
 RESULTS = Path("results")
 
 
@@ -39,7 +39,7 @@ def evaluate(
     *,
     model: options.Model = BUILTIN,
     samples: Annotated[
-        Path | None, typer.Option(help="Judge these texts instead: a .jsonl file with a field text.")
+        Path | None, typer.Option(help="Evaluate these texts instead: a .jsonl file with a field text.")
     ] = None,
     method: options.MethodName = Method.CON_WITHIN_DISC,
     knobs: dict[str, Any],
@@ -50,12 +50,12 @@ def evaluate(
     data: Data = None,
     judge: JudgeName = options.DEFAULT_JUDGE,
     split: Annotated[
-        str, options.one_of(options.Split, "valid to choose settings, test to report results.")
+        str, options.one_of(options.Split, "Use valid to choose settings and test to report results.")
     ] = "valid",
     seed: options.Seed = 0,
     device: options.Device = None,
 ) -> None:
-    """Judge the texts of a model, or texts from a file. Prints one row of JSON."""
+    """Evaluate the texts of a model, or texts from a file. Prints one row of JSON."""
     import json
 
     corpus = _corpus(data, split)
@@ -98,81 +98,88 @@ def reproduce(
         typer.Argument(
             parser=options.checked(options.Experiment),
             metavar="EXPERIMENT",
-            help="all, or the names of experiments.",
+            help="all, or names of experiments.",
         ),
     ],
     preset: Annotated[
-        str | None, options.one_of(options.Protocol, "Default: full, the sample counts of the paper.")
+        str | None, options.one_of(options.Protocol, "How much to compute. Default: full, as in the paper.")
     ] = None,
     protocol: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="A protocol that is fixed in a file, instead of --preset."),
+        typer.Option(metavar="FILE", help="Read the protocol from a file instead of --preset."),
     ] = None,
     model: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="DIR", help="A model folder or name on the hub; may be repeated for models of other lengths."
+            metavar="DIR", help="Model folder or name on the hub. Can be repeated, for models of other lengths."
         ),
     ] = None,
     length: Annotated[
-        list[int] | None, options.number(config.Length, "Length of the canvas; default: all lengths of the model.")
+        list[int] | None,
+        options.number(config.Length, "Number of tokens per text. Default: all lengths of the model."),
     ] = None,
     base: Annotated[
         list[str] | None,
-        typer.Option(metavar="DIR", help="For each model, a base (LLaDA) that was trained separately."),
+        typer.Option(metavar="DIR", help="For each model, the folder of a base that was trained separately."),
     ] = None,
     data: Data = None,
     test: Annotated[
         Path | None,
         typer.Option(
-            metavar="CORPUS", help="Another corpus for the test programs; settings are still chosen on --data."
+            metavar="CORPUS", help="Take the test programs from this corpus. Settings are still chosen on --data."
         ),
     ] = None,
     judge: Annotated[
         str | None,
-        typer.Option(help=f"The causal language model for Gen-PPL and MAUVE; default: {options.DEFAULT_JUDGE}."),
+        typer.Option(
+            help=f"Causal language model that computes Gen-PPL and MAUVE. Default: {options.DEFAULT_JUDGE}."
+        ),
     ] = None,
-    embedder: Annotated[str | None, typer.Option(help="The model for BERTScore.")] = None,
+    embedder: Annotated[str | None, typer.Option(help="Model that computes BERTScore.")] = None,
     pairs: Annotated[
         Path | None,
-        typer.Option(metavar="PAIRS", help="Prompts and answers of `corpus pairs`, for experiment completions."),
+        typer.Option(metavar="PAIRS", help="For experiment completions: prompts and answers from `corpus pairs`."),
     ] = None,
     causal: Annotated[
         str | None,
-        typer.Option(metavar="JUDGE", help="A causal language model that answers the same prompts."),
+        typer.Option(metavar="JUDGE", help="For experiment completions: a causal language model to compare with."),
     ] = None,
     ablation_model: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=DIR", help="A variant of the model, e.g. 'without register noise=DIR'."),
+        typer.Option(metavar="NAME=DIR", help="An ablation of the model, e.g. 'without register noise=DIR'."),
     ] = None,
     compare: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=DIR", help="Another model whose methods stand in the same tables."),
+        typer.Option(metavar="NAME=DIR", help="Another model to show in the same tables."),
     ] = None,
     run: Annotated[
-        list[Path] | None, typer.Option(metavar="DIR", help="For each model, the run it comes from.")
+        list[Path] | None, typer.Option(metavar="DIR", help="For each model, the training run it comes from.")
     ] = None,
     base_run: Annotated[
         list[Path] | None,
-        typer.Option(metavar="DIR", help="For each model, the run of its base, if that is another run."),
+        typer.Option(metavar="DIR", help="For each model, the training run of its base, if it is another run."),
     ] = None,
     paper_steps: Annotated[
         bool,
-        typer.Option("--paper-steps", help="Use the paper's 128 and 32 prior steps, not the model's."),
+        typer.Option(
+            "--paper-steps", help="Draw registers in 128 and 32 steps, as in the paper, instead of the model's."
+        ),
     ] = False,
     out: Results = RESULTS,
-    seed: Annotated[int | None, options.number(config.Seed, "Seed of all samples; default: 0.")] = None,
+    seed: Annotated[int | None, options.number(config.Seed, "Random seed of all samples. Default: 0.")] = None,
     device: options.Device = None,
     compiled: Annotated[
         bool,
-        typer.Option("--compiled", help="Compile the networks: slow start, then faster; last digits may differ."),
+        typer.Option(
+            "--compiled", help="Compile the networks: slower start, then faster. Last digits may differ."
+        ),
     ] = False,
     estimate: Annotated[
         bool,
-        typer.Option("--estimate", help="Only print what it would cost, for the networks of --run."),
+        typer.Option("--estimate", help="Only print the estimated cost, for the networks of --run."),
     ] = False,
 ) -> None:
-    """Compute the tables and figures of the paper and write the report. A stopped run continues where it was."""
+    """Compute the tables and figures of the paper and write a report. If stopped, run it again to continue."""
     check_installed("eval", "faiss", "rapidfuzz")
     given = {"preset": preset, "judge": judge, "embedder": embedder, "seed": seed}
     how = by_preset(given, paper_steps) if protocol is None else by_file(protocol, given, paper_steps)
@@ -241,7 +248,7 @@ def reproduce(
 
 @app.command(rich_help_panel=MEASURE)
 def report(out: Results = RESULTS) -> None:
-    """Write the report and its figures again from the rows that `reproduce` stored."""
+    """Write the report and its figures again, from the rows stored by `reproduce`."""
     from crocodil.reproduce.experiments import read_all
     from crocodil.reproduce.report import write_report
     from crocodil.runtime.atomic import locked

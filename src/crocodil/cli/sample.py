@@ -46,10 +46,10 @@ def generate(
     model: options.Model = BUILTIN,
     device: options.Device = None,
 ) -> None:
-    """Generate texts and print each as soon as its batch is finished.
+    """Generate texts. Each text is printed as soon as its batch is finished.
 
-    Options for decoding and registers that are not given take the defaults of the model. With --prompt, answers to
-    it are printed, the most likely first. If the model is a public checkpoint such as LLaDA, it has no registers.
+    Decoding and register options have the model's own defaults. With --prompt, the command prints answers to the
+    prompt, the most likely first. A public checkpoint such as LLaDA has no registers.
     """
     checkpoint = checkpoint_folder(model)
     method = method or (Method.CON_WITHIN_DISC if checkpoint is None else Method.BASE)
@@ -102,7 +102,7 @@ def autoencode(
     model: options.Model = BUILTIN,
     device: options.Device = None,
 ) -> None:
-    """Encode texts to registers, decode them again, and print the differences."""
+    """Encode texts into registers, decode the registers, and print what changed."""
     texts = [read_text(file) for file in files]
     _settings(model)
     from rich.console import Console
@@ -135,7 +135,7 @@ def interpolate(
     model: options.Model = BUILTIN,
     device: options.Device = None,
 ) -> None:
-    """Print texts between two texts: interpolate their registers and decode them."""
+    """Interpolate between the registers of two texts and decode the results."""
     texts = [read_text(first), read_text(second)]
     _settings(model)
     from crocodil.cli.display import fitting, print_texts
@@ -152,7 +152,7 @@ def encode(
     files: options.Texts,
     out: Annotated[Path, typer.Option(help="The .safetensors file to write.")],
     split: Annotated[
-        bool, typer.Option("--split", help="Encode a long text in pieces. Without it, long texts are cut.")
+        bool, typer.Option("--split", help="Split long texts into pieces. Without this option they are cut.")
     ] = False,
     model: options.Model = BUILTIN,
     device: options.Device = None,
@@ -180,7 +180,7 @@ def encode(
 @app.command(rich_help_panel=USE)
 @options.with_knobs_of(Decoding)
 def decode(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Registers that `crocodil encode` wrote.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A file written by `crocodil encode`.")],
     *,
     length: options.Length = None,
     registers: options.FirstRegisters = None,
@@ -191,7 +191,7 @@ def decode(
     model: options.Model = BUILTIN,
     device: options.Device = None,
 ) -> None:
-    """Decode registers from a file to texts."""
+    """Decode the registers in a file into texts."""
     if not file.is_file():
         raise ValueError(f"{printable(file)} does not exist or is not a file")
     if length is not None:
@@ -211,7 +211,7 @@ def verify(
         str, typer.Argument(metavar="MODEL", help="A model folder, a name on the hub, or builtin.")
     ] = BUILTIN,
 ) -> None:
-    """Compare every file of a model with its SHA-256."""
+    """Check every file of a model against its SHA-256 checksum."""
     from crocodil.checkpoints.checksums import verify as verify_folder
 
     folder = model_folder(model)
@@ -221,11 +221,13 @@ def verify(
 @app.command(rich_help_panel=USE)
 def push(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A model folder.")],
-    repository: Annotated[str, typer.Argument(metavar="OWNER/NAME", help="Its name on the hub.")],
-    private: Annotated[bool, typer.Option("--private", help="Only you and your organisation can see it.")] = False,
-    message: Annotated[str, typer.Option(parser=options.utf8, metavar="TEXT", help="Of the commit.")] = UPLOAD,
+    repository: Annotated[str, typer.Argument(metavar="OWNER/NAME", help="Repository on the hub.")],
+    private: Annotated[
+        bool, typer.Option("--private", help="Only you and your organisation can see the repository.")
+    ] = False,
+    message: Annotated[str, typer.Option(parser=options.utf8, metavar="TEXT", help="Commit message.")] = UPLOAD,
 ) -> None:
-    """Upload a model and its card (README.md) to the hub. Log in first: hf auth login."""
+    """Upload a model and its card (README.md) to the Hugging Face hub. Log in first with `hf auth login`."""
     from crocodil.checkpoints.checksums import verify as verify_folder
 
     folder = model_folder(model)

@@ -33,14 +33,12 @@ def train(
     ],
     preset: Annotated[str, options.one_of(options.Preset, "Sizes and settings of the run.")] = "small",
     data: Annotated[Path | None, typer.Option(help="The folder of the corpus.")] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="The folder of the run; each stage gets a folder in it.")
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help="The folder of the run. Each stage has a subfolder.")] = None,
     source: Annotated[
         Path | None,
         typer.Option(
             "--from",
-            help="Take the earlier stages from this run instead of --out; stage base goes on from its base.",
+            help="Read earlier stages from this run instead of --out. Stage base continues the base of this run.",
         ),
     ] = None,
     max_minutes: Annotated[
@@ -52,7 +50,7 @@ def train(
         typer.Option(
             parser=options.checked(options.Ablation),
             metavar="NAME",
-            help="Train an ablation, in every stage: " + ", ".join(get_args(options.Ablation)) + ".",
+            help="Train an ablation (give it in every stage): " + ", ".join(get_args(options.Ablation)) + ".",
         ),
     ] = None,
     changes: Annotated[
@@ -60,7 +58,7 @@ def train(
         typer.Option(
             "--set",
             metavar="FIELD=VALUE",
-            help="Change a field of the preset, e.g. guided_objective.register_cosine=1.0; may be repeated.",
+            help="Change a field of the preset, e.g. guided_objective.register_cosine=1.0. Can be repeated.",
         ),
     ] = None,
     llada: Annotated[
@@ -78,26 +76,24 @@ def train(
     freeze_embeddings: options.FreezeEmbeddings = False,
     align: options.Align = 0.0,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print parameters, steps, memory and hours of all stages, and exit.")
+        bool, typer.Option("--dry-run", help="Only print parameters, steps, memory and hours of all stages.")
     ] = False,
-    gpus: Annotated[
-        int, typer.Option(min=1, max=100_000, help="With --dry-run: the number of devices that share the run.")
-    ] = 1,
+    gpus: Annotated[int, typer.Option(min=1, max=100_000, help="With --dry-run: number of devices.")] = 1,
     rate: Annotated[
         float | None,
         typer.Option(
             metavar="TFLOPS",
             min=1e-6,
             max=1e6,
-            help="With --dry-run: what one device reaches in TFLOP/s; default: measured or assumed, as it says.",
+            help="With --dry-run: speed of one device in TFLOP/s. Default: a measured or assumed speed.",
         ),
     ] = None,
     pairs: Annotated[
-        Path | None, typer.Option(help="For stage prompted: a folder of prompts and answers (`corpus pairs`).")
+        Path | None, typer.Option(help="Stage prompted: a folder of prompts and answers from `corpus pairs`.")
     ] = None,
     device: options.Device = None,
 ) -> None:
-    """Train one stage of a run. On several devices: torchrun -m crocodil.cli train ..."""
+    """Train one stage of a model. For several devices, use torchrun -m crocodil.cli train ..."""
     folders = {"llada": folder_of(llada, JSON_FILES), "qwen": folder_of(qwen, JSON_FILES)}
     asked = CausalOptions(
         folder_of(causal, JSON_FILES), layers, keep_layers, layer_choice, shift, freeze_embeddings, align

@@ -1,4 +1,4 @@
-"""`crocodil trim`: a causal checkpoint with the tokens that a kind of text uses."""
+"""`crocodil trim`: remove the tokens of a causal checkpoint that a kind of text does not use."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +19,7 @@ def trim(
         typer.Argument(metavar="MODEL", help="Llama, Qwen2 or Qwen3: a folder, or a name on the hub."),
     ],
     data: Annotated[
-        Path, typer.Option(help="Texts: a corpus, or a folder, an archive, .jsonl or .parquet files with texts.")
+        Path, typer.Option(help="Your texts: a corpus, a folder, an archive, or .jsonl or .parquet files.")
     ],
     out: Annotated[Path, typer.Option(help="New folder for the trimmed checkpoint.")],
     size: Annotated[
@@ -27,14 +27,14 @@ def trim(
         typer.Option(
             min=260,
             max=1 << 20,
-            help="Largest number of tokens, rounded up to a multiple of 64. More than occur: all that occur.",
+            help="Number of tokens to keep, rounded up to a multiple of 64; at most all tokens that occur.",
         ),
     ] = 12_288,
 ) -> None:
-    """Keep only the tokens of a causal checkpoint that texts use.
+    """Make a causal checkpoint smaller: keep only the tokens that occur most in your texts.
 
-    The new folder has fewer rows of the embedding and the head, and a tokenizer.json for `crocodil corpus build
-    --tokenizer`. Texts come back exactly.
+    The new checkpoint has fewer rows in the embedding and the output head. Give its tokenizer.json to `crocodil
+    corpus build --tokenizer`. Every text can still be encoded and decoded exactly.
     """
     from crocodil.text.tokenizer import SPECIAL_TOKENS, Tokenizer
     from crocodil.text.trimming import count_tokens

@@ -1,8 +1,7 @@
 """The two sampling configs: how tokens are chosen (`Decoding`) and how registers are drawn (`Drawing`).
 
-Both are frozen. A model's JSON holds one of each, and they are passed on unchanged. A new knob is one field here
-and the code that uses it: model files, command-line options and reports loop over the fields. Does not import
-torch.
+The JSON file of a model holds one of each. To add an option, add a field here and the code that uses it: model
+files, command-line options and reports loop over the fields. This module does not import torch.
 """
 
 from dataclasses import field, fields, replace
@@ -54,37 +53,38 @@ class Decoding:
     """How tokens are chosen: in how many calls, in which order, and how randomly."""
 
     calls: Length | None = knob(
-        None, "Demasker calls per text. Default: one for every 16 tokens (LLaDA: for every token)."
+        None, "Forward passes of the demasker per text. Default: one per 16 tokens (LLaDA: one per token)."
     )
     block_size: Length | None = knob(
         None, "Fill blocks of this many tokens from left to right. Default: one block (LLaDA: 32)."
     )
-    rule: Rule = knob("confidence", f"Which tokens each call reveals: {', '.join(RULE_NAMES)}.")
-    threshold: Share | None = knob(None, "Instead of a rule: reveal every token more probable than this.")
-    temperature: Temperature = knob(0.0, "Temperature of the tokens; 0 takes the most probable one.")
-    top_p: TopP = knob(1.0, "Draw from the most probable tokens that together have this probability.")
+    rule: Rule = knob("confidence", f"Rule for which tokens a call reveals: {', '.join(RULE_NAMES)}.")
+    threshold: Share | None = knob(
+        None, "Instead of a rule: each call reveals all tokens with a probability above this."
+    )
+    temperature: Temperature = knob(0.0, "Sampling temperature; 0 takes the most probable token.")
+    top_p: TopP = knob(1.0, "Nucleus sampling: use the most probable tokens with this total probability.")
     guidance: Guidance = knob(
         1.0,
-        "Strength of guidance by registers (LLaDA: by the prompt); any value but 1 doubles the demasker calls.",
+        "Scale of guidance by the registers (LLaDA: by the prompt). Any value but 1 doubles the demasker calls.",
     )
     corrector: Share = knob(
-        0.0, "Share of the calls that correct: each masks a tenth of the text again and predicts it anew."
+        0.0, "Share of the calls that correct the text: each masks a tenth of it again and predicts it again."
     )  # D45
     pace: Pace = knob(
-        "canvas",
-        "Spread the calls evenly over the canvas, or over the text before its predicted end: canvas, text.",
+        "canvas", "canvas: spread the calls over all tokens. text: only over those before the predicted end."
     )  # D46
     apart: Amount = knob(
-        0, "Reveal no two tokens within this distance in one call, as long as there are enough others."
+        0, "A call reveals no two tokens within this distance, as long as there are enough others."
     )  # D47
-    eos_last: bool = True  # reveal no EOS token before the tokens in front of it
+    eos_last: bool = True  # reveal an EOS token only after all tokens before it
 
     def plan(self, length: int) -> DecodePlan:
         """Return the blocks and calls for a canvas of this length."""
         return DecodePlan.usual(length, block_size=self.block_size, num_calls=self.calls)
 
     def corrector_calls(self, calls_per_block: int) -> int:
-        """Return how many of the calls of a block are kept for corrections; the others fill the block."""
+        """Return how many calls of a block correct the text; the others fill the block."""
         wanted = max(1, round(self.corrector * calls_per_block)) if self.corrector else 0
         return min(wanted, calls_per_block - 1)
 
@@ -98,28 +98,31 @@ class Decoding:
 class Drawing:
     """How registers are drawn from the priors."""
 
-    prior_steps: Steps = knob(128, "Diffusion steps of a draw from the prior.")  # Sec. 5
-    refresh_steps: Steps = knob(32, "Diffusion steps of a draw from the conditional prior.")  # Sec. 5
+    prior_steps: Steps = knob(128, "Diffusion steps when registers are drawn from the prior.")  # Sec. 5
+    refresh_steps: Steps = knob(
+        32, "Diffusion steps when registers are drawn from the conditional prior."
+    )  # Sec. 5
     refresh_from: PositiveShare = knob(
-        1.0, "How far a refresh noises the registers that it replaces; 1 draws from pure noise."
+        1.0,
+        "How much noise a refresh adds to the old registers before it denoises them; 1: start from pure noise.",
     )  # D50
     eta: Share = knob(0.0, "Fresh noise per diffusion step: 0 is DDIM, 1 is ancestral sampling.")  # App. E
     pag_scale: PagScale = knob(
-        0.0, "Perturbed-attention guidance of the prior: more fluency, less variety."
+        0.0, "Scale of perturbed-attention guidance of the prior: more fluent, less varied texts."
     )  # D33
     self_cond_scale: Guidance = knob(
-        1.0, "Self-conditioning guidance of the prior; any value but 1 adds a denoiser call per step."
+        1.0, "Scale of self-conditioning guidance of the prior. Any value but 1 adds a denoiser call per step."
     )  # D42
     autoguidance: Guidance = knob(
-        1.0, "Guidance of the prior away from the model's weak prior; any value but 1 adds a call per step."
+        1.0, "Scale of guidance away from the weak prior. Any value but 1 adds a denoiser call per step."
     )  # D43
     register_noise: Weight = knob(
-        0.0, "Standard deviation of noise on drawn registers: the demasker trusts them less."
+        0.0, "Standard deviation of noise added to drawn registers, so that the demasker trusts them less."
     )  # D48
     early_stop: bool = knob(
-        False, "End draws where their noise is that of register_noise, instead of adding it to complete ones."
+        False, "Stop the diffusion at the noise level of register_noise, instead of adding noise at its end."
     )  # D63
-    num_registers: Width | None = knob(None, "Guide with the first registers only. Default: all that are drawn.")
+    num_registers: Width | None = knob(None, "Use only the first registers of each draw. Default: all.")
     refresh_at: tuple[Share, ...] = (0.5,)  # ConWithinDisc draws again after these shares of the calls (D9)
     largest_offset: Share = 0.1  # of the block offsets; must be as in training (D4)
     time_shift: Positive = 1.0  # of the diffusion times; must be as in training
