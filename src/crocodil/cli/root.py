@@ -59,9 +59,10 @@ def about(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """CRoCoDiL: a masked diffusion language model that is guided by continuous registers.
+    """CRoCoDiL: a masked diffusion language model that is guided by registers.
 
-    Start with `crocodil generate`: a small model of Python code is built in.
+    Registers are a few continuous vectors that describe a whole text. Start with `crocodil generate`, which uses a
+    small built-in model of Python code.
     """
 
 

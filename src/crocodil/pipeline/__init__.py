@@ -1,6 +1,6 @@
-"""From text to text: a trained family of networks with its tokenizer.
+"""Trained models with their tokenizers: generate, encode, decode, complete.
 
-Names are imported when they are first used, so that settings can be read without torch.
+Names are imported when they are first used, so that settings can be read without importing torch.
 """
 
 from importlib import import_module

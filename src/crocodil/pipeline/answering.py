@@ -1,8 +1,10 @@
-"""Answers of a model that was trained on prompts (stage prompted): Algorithms 2 and 3 as App. H changes them.
+"""Answer prompts with a model that was trained on prompts (stage prompted): Algorithms 2 and 3 with App. H.
 
-The prompt is encoded by h_kappa; the length of an answer comes from the length head; registers of the answer are
-drawn given the prompt and, for a refresh, given h_phi of the answer so far; and the demasker fills the answer
-between the visible prompt and suffix, on the canvas of training (`text/prompts.py`).
+1. h_kappa encodes the prompt.
+2. The length head predicts the length of the answer.
+3. The prior draws registers of the answer given the prompt. A refresh also reads h_phi of the answer so far.
+4. The demasker fills in the answer between the visible prompt and suffix, on a canvas like those of training
+   (`text/prompts.py`).
 """
 
 from collections.abc import Sequence
@@ -38,7 +40,7 @@ from crocodil.text.tokenizer import Tokenizer
 
 
 class Strengths(NamedTuple):
-    """Guidance by the text so far and by the prompt; 1 is none, and any other value adds a call per step."""
+    """Scales of guidance by the text so far and by the prompt. Any value but 1 adds a denoiser call per step."""
 
     condition: float = 1.0
     prompt: float = 1.0
@@ -80,7 +82,7 @@ class PromptedModel:
 
     @torch.no_grad()
     def lengths(self, prompt: Condition, count: int) -> list[int]:
-        """Return lengths for answers to a prompt: evenly spaced quantiles of the length head; they may repeat."""
+        """Return lengths for answers to a prompt: evenly spaced quantiles of the length head, possibly equal."""
         shares = (torch.arange(count, device=self.device) + 0.5) / count
         return self.length_head.quantiles(prompt, shares).tolist()
 
@@ -121,7 +123,7 @@ class PromptedModel:
         return Draw(drawn.registers, drawn.cost + Cost(encoder_calls=int(answers is not None)))
 
     def answer_canvases(self, texts: TokenIds, wheres: Sequence[range]) -> Int[Tensor, "B M"]:
-        """Return the answers of texts, each on a canvas of its own, as h_phi read them in training."""
+        """Cut the answers out of texts and put each on its own canvas, as h_phi read them in training."""
         special, length = self.tokenizer.special, self.length_head.config.answer_length
         start, stop = torch.tensor([(where.start, where.stop) for where in wheres], device=texts.device).T[
             ..., None
@@ -138,7 +140,7 @@ class PromptedModel:
         drawing: Drawing,
         strengths: Strengths,
     ) -> SampleBatch:
-        """Return Algorithm 3 with a prompt for each sample; without refreshes Algorithm 2."""
+        """Return a sampler: Algorithm 3 with one prompt per sample, or Algorithm 2 if there is no refresh."""
 
         def sample(numbers: range, canvas: Canvas, streams: Streams, watch: Watch) -> Samples:
             prompt, places = prompts[numbers.start : numbers.stop], wheres[numbers.start : numbers.stop]
@@ -175,7 +177,7 @@ class PromptedModel:
 
 
 class Answered(NamedTuple):
-    """A generated canvas, and where the answer stands on it."""
+    """A generated canvas, and the position of the answer on it."""
 
     tokens: list[int]
     where: range
@@ -183,7 +185,7 @@ class Answered(NamedTuple):
 
 
 def fitted_pair(pair: TokenizedPair, *, length: int, longest: int) -> TokenizedPair:
-    """Cut a prompt to what fits a canvas beside the longest answer."""
+    """Cut a prompt so that it fits on a canvas together with the longest answer."""
     room = length - longest - 2
     if room < 1:
         raise ValueError(f"an answer of {longest} tokens leaves no room for the prompt on a canvas of {length}")
@@ -209,9 +211,9 @@ def generate_answers(
     show_progress: bool = True,
     **knobs: Any,
 ) -> tuple[list[list[Answered]], float]:
-    """Generate answers of these lengths to each prompt; return them in order, and the seconds that it took.
+    """Generate answers of these lengths to each prompt. Return them in order, and the seconds used.
 
-    Answers of similar lengths share a batch. Answer 7 of a seed and a length does not depend on the others.
+    Answers of similar lengths share a batch. An answer depends only on its seed, index and length, not on others.
     """
     decoding, drawing = pipe.settings.sampling(Method(method), decoding, drawing, knobs)
     wanted = [(prompt, tokens) for prompt, numbers in enumerate(lengths) for tokens in numbers]

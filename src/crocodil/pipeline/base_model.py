@@ -1,6 +1,6 @@
-"""Base: a masked diffusion model without registers, such as LLaDA, with its tokenizer: prompts in, answers out.
+"""Base: a masked diffusion model without registers, such as LLaDA, with its tokenizer. It answers prompts.
 
-Every sample has its own random streams: the answer to prompt 7 of a seed is the same in a batch of any size.
+Every sample has its own random streams, so an answer does not depend on the batch size.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -54,7 +54,7 @@ class Request:
     def by_length(self) -> dict[int, list[int]]:
         """Return the numbers of the prompts of each length.
 
-        They share batches: no padding, so an answer is exactly that to its prompt alone.
+        Prompts of one length share batches. There is no padding, so an answer does not depend on other prompts.
         """
         numbers: dict[int, list[int]] = {}
         for number, prompt in enumerate(self.prompts):
@@ -74,8 +74,8 @@ class Answers(NamedTuple):
 class Base:
     """A base with its tokenizer. `**knobs` of its methods are fields of `Decoding`.
 
-    `guidance` other than 1 is LLaDA's classifier-free guidance by the prompt (its `cfg_scale` + 1): two calls a
-    step, one of them with the prompt masked.
+    `guidance` other than 1 is LLaDA's classifier-free guidance by the prompt (its `cfg_scale` + 1). It takes two
+    calls per step, one of them with the prompt masked.
     """
 
     network: LLaDA
@@ -126,9 +126,9 @@ class Base:
         show_progress: bool = True,
         **knobs: Any,
     ) -> Generation:
-        """Return an answer of at most `length` tokens to each prompt; a number asks for that many free texts.
+        """Return an answer of at most `length` tokens to each prompt; or so many texts without a prompt.
 
-        The default length is that of the settings, or what the longest prompt leaves.
+        The default length is that of the settings, or the room beside the longest prompt if that is less.
         A prompt is a text or its token ids; with `chat`, the message of a user or a list of messages. Answers do
         not repeat the prompt. `on_call` is called after every call of the network with a `Snapshot` of the batch.
         """
@@ -141,7 +141,7 @@ class Base:
         return self._generation(samples, sum(batch.seconds for batch in batches))
 
     def stream(self, prompts: Prompts = 1, **options: Any) -> Iterator[str]:
-        """Yield the answers in the order of the prompts, each as soon as it and all before it are finished.
+        """Yield the answers in the order of the prompts, each as soon as possible.
 
         The options and the answers are those of `generate`.
         """
@@ -239,7 +239,7 @@ class Base:
     def prompt_tokens(self, prompt: Prompt, *, chat: bool = False) -> list[int]:
         """Return the tokens of a prompt; token ids are taken as they are.
 
-        An empty text is BOS: without one visible token a base cannot tell positions apart (docs/decisions.md).
+        An empty text becomes BOS: a base cannot distinguish positions without a visible token (docs/decisions.md).
         """
         if chat:
             if self.chat is None:
@@ -274,7 +274,7 @@ class Base:
         return {end for end in ends if end is not None}
 
     def text_of(self, answer: Sequence[int]) -> str:
-        """Return the text of an answer's tokens, up to the first that ends it."""
+        """Return the text of an answer, up to the first token that ends it."""
         return self.tokenizer.decode(list(takewhile(lambda token: token not in self._ends, answer)))
 
     def _generation(self, samples: Samples, seconds: float) -> Generation:
@@ -306,7 +306,7 @@ class Base:
 
     @cached_property
     def engine(self) -> Engine:
-        """On CUDA calls are recorded once as graphs and replayed."""
+        """Return the engine; on CUDA it records calls as graphs and replays them."""
         return engine_for(self.device, compiled=self.compiled)
 
     def affordable_batch(self, length: int, *, prompt_length: int = 0) -> int:

@@ -1,4 +1,4 @@
-"""How a base writes, unless a caller asks otherwise, and what a folder holds. Does not import torch."""
+"""Default sampling settings of a base, and checks of its folder. Does not import torch."""
 
 import os
 from dataclasses import field, replace
@@ -18,7 +18,7 @@ BLOCK_SIZE = 32  # LLaDA's choice for answers
 
 @config
 class BaseSettings:
-    """How a base is used; the defaults are LLaDA's."""
+    """Default sampling settings of a base. Those of the class are LLaDA's."""
 
     length: Length = 128  # of an answer in tokens
     max_length: Length  # of prompt and answer together
@@ -41,9 +41,9 @@ class BaseSettings:
 
 
 def answer_decoding(decoding: Decoding, knobs: dict[str, Any], *, length: int) -> Decoding:
-    """Return the config for an answer of this length, checked: its blocks and calls must fit.
+    """Return the decoding config for an answer of this length; check that blocks and calls fit the length.
 
-    By default every token gets a call, in blocks of 32 tokens where they divide the length.
+    By default there is one call per token, and blocks have 32 tokens if 32 divides the length.
     """
     decoding = with_decoding_knobs(decoding, knobs)
     block_size = decoding.block_size or (BLOCK_SIZE if length % BLOCK_SIZE == 0 else length)
@@ -66,7 +66,7 @@ def checkpoint_folder(path_or_name: str | os.PathLike[str]) -> Path | None:
 
 
 def check_checkpoint(folder: Path, *, chat: bool) -> None:
-    """Check that a checkpoint has the files that text needs."""
+    """Check that a checkpoint has a tokenizer and, for `chat`, a chat template."""
     if not has_tokenizer(folder):
         raise ValueError(f"{folder} has no {TOKENIZER_FILE}: put the file of its publisher there")
     if chat and TokenizerConfig.read(folder).template is None:

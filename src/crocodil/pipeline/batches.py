@@ -1,6 +1,6 @@
-"""Many samples, one batch at a time. Each sample has its own random streams, so the batch size changes no text.
+"""Split a job of many samples into batches. Each sample has its own random streams, so batch size changes no text.
 
-How a batch is sampled is a function; networks and tokenizers are not known here.
+The function that samples a batch is an argument: this module knows neither networks nor tokenizers.
 """
 
 import time
@@ -32,7 +32,7 @@ SampleBatch: TypeAlias = Callable[[range, Canvas, Streams, Watch], Samples]
 
 @dataclass(frozen=True)
 class Job:
-    """Samples 0, 1, 2 ... of a seed, or some of them."""
+    """A number of samples to generate: samples 0, 1, 2 ... of a seed, or those in `numbers`."""
 
     sample: SampleBatch  # (positions in the job, their canvases, their streams, callbacks)
     canvas: Canvas  # one for all samples, or one for each
@@ -45,13 +45,13 @@ class Job:
 
     @property
     def num_ticks(self) -> int:
-        """The most calls and diffusion steps per batch."""
+        """The largest number of calls and diffusion steps per batch."""
         return self.num_calls + self.num_steps
 
     def batches(
         self, size: int, *, show_progress: bool, watch: Watch | None = None
     ) -> Iterator[tuple[Samples, float]]:
-        """Yield the batches and their seconds. Long work shows a progress bar, unless the caller watches it."""
+        """Yield each batch and its seconds. A long job shows a progress bar, unless the caller has callbacks."""
         with progress(
             "sampling",
             self.count,

@@ -1,6 +1,7 @@
-"""Canvases from text: BOS, the text, and EOS as filling (decision D18); or masks around given text.
+"""Make canvases (token sequences of fixed length) from texts: BOS, text, EOS tokens to the end (decision D18).
 
-Given text is healed where it meets masks: see `crocodil.text.tokenizer.Healed`.
+For generation, the canvas has masks after a given prefix and before a given suffix. Given text is healed where it
+meets masks, because its tokens there may change: see `crocodil.text.tokenizer.Healed`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -96,7 +97,7 @@ class Layout(NamedTuple):
 
 
 def layout(given: Given, tokenizer: Tokenizer, *, length: int) -> Layout:
-    """Lay given text out on a canvas: BOS, prefix, masks, suffix, and the rest."""
+    """Place given text on a canvas: BOS, prefix, masks, suffix, then EOS tokens or masks to the end."""
     special = tokenizer.special
     assert special.mask is not None
     prefix, suffix = _at_the_borders(given, tokenizer)

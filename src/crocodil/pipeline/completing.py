@@ -1,7 +1,7 @@
-"""Answers to a prompt: several are generated, in several lengths, and ranked by the model's own likelihood bound.
+"""Answer a prompt: generate several answers and rank them by the model's own likelihood bound.
 
-Without a suffix the model ends a text itself. Before a suffix it cannot: every answer has its number of tokens,
-and the suffix and EOS follow, so that the canvas need not be full (decision D56).
+Without a suffix, the model ends the answer with EOS. With a suffix it cannot, so answers of several fixed lengths
+are generated. The suffix and EOS tokens follow each answer (decision D56).
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ PREFIX_SHARE, ANSWER_SHARE = 0.5, 0.25  # of the canvas; the rest is for the suf
 
 @dataclass(frozen=True)
 class Answers:
-    """Answers to one prompt, the most likely first. Printed, it is their texts."""
+    """Answers to one prompt, the most likely first. It prints as their texts."""
 
     answers: list[Answer]
     prompt: str  # the part that the model saw
@@ -68,14 +68,14 @@ def complete(
         prompt: the text before the answer. Of a long one, the model sees the end.
         suffix: the text after the answer. Of a long one, the model sees the beginning.
         count: the number of answers.
-        tokens: the length of an answer. If not given, answers before a suffix have different lengths, evenly
-            spaced on a logarithmic scale, and others end where the model ends them.
-        at_column: the prompt ends with the indentation of a line, at which the answer starts.
+        tokens: the length of an answer. By default, answers before a suffix have different lengths, evenly spaced
+            on a logarithmic scale, and answers without a suffix end where the model ends them.
+        at_column: whether the prompt ends with the indentation of the line where the answer starts.
         length: of the canvas; by default the shortest that fits the texts, or the longest.
         seed: of all random draws.
-        bound_draws: demasker calls for the likelihood bound of one answer; 0 for a single answer, without a bound.
-        condition_scale: guidance of registers by the answer so far, for a model with prompts (decision D57).
-        prompt_scale: guidance of registers by the prompt.
+        bound_draws: demasker calls for the likelihood bound of one answer; 0 skips the ranking of a single answer.
+        condition_scale: guidance of registers by the answer so far, for models trained on prompts (decision D57).
+        prompt_scale: guidance of registers by the prompt, for the same models.
         options: those of `Crocodil.generate`.
     """
     place = Place(prompt, suffix, at_column)
@@ -100,7 +100,7 @@ def complete_all(
     prompt_scale: float = 1.0,
     **options: Any,
 ) -> list[Answers]:
-    """Do what `complete` does at many places, in large batches, on canvases of one length."""
+    """Like `complete`, for many places: in large batches, on canvases of one length."""
     if count < 1 or bound_draws < (count > 1):
         raise ValueError("at least one answer is generated, and several are ranked with at least one call")
     if not places or not all(place.prefix or place.suffix for place in places):
@@ -180,7 +180,7 @@ def _prompted(
     seed: int,
     options: dict[str, Any],
 ) -> list[_Made]:
-    """Answer with the networks of stage prompted: they know how long an answer is."""
+    """Answer with the networks of stage prompted, which also predict the length of an answer."""
     if tokens is not None and tokens > model.longest:
         raise ValueError(f"this model answers with at most {model.longest} tokens, not {tokens}")
     longest = min(model.longest if tokens is None else tokens, length - 3)
@@ -221,7 +221,7 @@ def _texts_of(
 
 
 def _fitted(pipe: "Crocodil", given: Given, length: int, tokens: int | None) -> Given:
-    """Cut the given text to what fits a canvas beside an answer; a suffix that is cut does not end the text."""
+    """Cut the given text so that it fits on a canvas with an answer. A cut suffix does not end the text."""
     tokenizer, borders = pipe.tokenizer, 4  # BOS, EOS, and two tokens since a cut may change how a text is split
     for_answer = max(round(ANSWER_SHARE * length), SHORTEST) if tokens is None else tokens
     room = length - for_answer - borders

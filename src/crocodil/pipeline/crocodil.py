@@ -1,6 +1,6 @@
-"""Crocodil: a trained family of networks with its tokenizer, from text to text and from seeds to text.
+"""Crocodil: a trained model with its networks and tokenizer. It encodes, decodes, generates and completes text.
 
-Every sample has its own random streams: sample 7 of a seed is the same in a batch of any size.
+Every sample has its own random streams, so it does not depend on the batch size.
 """
 
 import dataclasses
@@ -37,9 +37,9 @@ GREEDY = Decoding()
 
 @dataclass(frozen=True, kw_only=True)
 class Crocodil(Networks):
-    """What the networks of one model can do together. `Networks` lists them, loads and saves them.
+    """A trained model. The base class `Networks` holds its networks, and loads and saves them.
 
-    Wherever a method takes `**knobs`, these are single fields of `Decoding` and, for generation, of `Drawing`:
+    `**knobs` of a method are single fields of `Decoding` and, for generation, also of `Drawing`:
     `pipe.generate(4, calls=32, temperature=0.8, prior_steps=16)`.
     """
 
@@ -47,10 +47,10 @@ class Crocodil(Networks):
 
     @torch.no_grad()
     def encode(self, texts: Sequence[str], *, cut: bool = False, batch_size: int | None = None) -> Registers:
-        """Return K registers per text; `registers[:, :k]` is a coarser description that decodes as well.
+        """Return K registers per text. `registers[:, :k]` is a coarser description, which can be decoded too.
 
-        All texts are encoded on canvases of one length, `canvas_length(texts)`, which the result remembers. A text
-        that is too long is an error, unless `cut`.
+        All texts are encoded on canvases of one length, `canvas_length(texts)`, which is stored in the result. A
+        text that is too long is an error; with `cut` it is cut.
         """
         tokens = self.tokens_of(texts, cut=cut)
         size = batch_size or self.affordable_batch(tokens.shape[1])
@@ -76,9 +76,9 @@ class Crocodil(Networks):
         show_progress: bool = True,
         **knobs: Any,
     ) -> Generation:
-        """Decode registers, K or fewer per text, to texts.
+        """Decode registers, K or fewer per text, into texts.
 
-        `length` is that of the canvas; it is needed for a bare tensor only.
+        `length` is the length of the canvas. It is needed only if `registers` is a plain tensor.
         """
         registers = self._checked_registers(registers, length)
         decoding = with_decoding_knobs(decoding, knobs)
@@ -183,9 +183,10 @@ class Crocodil(Networks):
     ) -> Generation:
         """Generate `count` texts.
 
-        The configs are by default those of the model's settings (`settings.decoding_for`, `settings.drawing`).
-        `given` is for all texts, or one for each. `on_call` is called after every demasker call with a `Snapshot`
-        of the batch, `on_step` after every diffusion step of a draw with the number of steps done and of all.
+        By default the configs are the model's own (`settings.decoding_for`, `settings.drawing`). `given` holds for
+        all texts, or is a list with one for each text. `on_call` is called after every demasker call with a
+        `Snapshot` of the batch. `on_step` is called after every diffusion step with two numbers: steps done, and
+        all steps of the draw.
         """
         job = generation_job(
             self,
@@ -252,7 +253,7 @@ class Crocodil(Networks):
         drawing: Drawing | None = None,
         on_step: OnStep | None = None,
     ) -> Draw:
-        """Draw registers of a text like those of the training data, for a canvas of this length."""
+        """Draw registers of a new text from the prior, for a canvas of this length."""
         length = length or self.settings.length
         return self.priors.draw(streams, drawing or self.settings.drawing, length=length, on_step=on_step)
 
@@ -290,7 +291,7 @@ class Crocodil(Networks):
         return dataclasses.replace(self, settings=settings)
 
     def fitting(self, text: str) -> tuple[str, str]:
-        """Return the part of a text that fits the longest canvas, and the rest."""
+        """Split a text into the part that fits on the longest canvas, and the rest."""
         return cut_to_fit(text, self.tokenizer, length=self.settings.lengths[-1])
 
     def pieces(self, text: str) -> list[str]:
@@ -320,5 +321,5 @@ class Crocodil(Networks):
         return self.pricing.nfe(cost)
 
     def flop_nfe(self, cost: Cost, *, length: int, num_registers: int | None) -> float:
-        """Return the cost in calls of the base over the text alone; `num_registers` is None without guidance."""
+        """Return the cost in units of one call of the base; `num_registers` is None without guidance."""
         return self.pricing.flop_nfe(cost, length=length, num_registers=num_registers)

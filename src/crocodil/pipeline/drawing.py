@@ -1,6 +1,6 @@
-"""Registers drawn from the priors of a model, with or without a condition.
+"""Draw registers from the priors of a model, with or without a condition.
 
-It knows the priors and the encoder of their condition, not the demasker.
+This module knows the priors and the encoder of their condition, but not the demasker.
 """
 
 from dataclasses import dataclass, replace
@@ -27,7 +27,7 @@ from crocodil.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True, kw_only=True)
 class Priors:
-    """One prior or two, and the encoder of the condition."""
+    """One or two priors, and the encoder of the condition."""
 
     prior: RegisterDenoiser | None
     conditional: RegisterDenoiser | None
@@ -38,7 +38,7 @@ class Priors:
     engine: Engine
 
     def draw(self, streams: Streams, drawing: Drawing, *, length: int, on_step: OnStep | None = None) -> Draw:
-        """Draw registers of a text like those of the training data, for a canvas of this length."""
+        """Draw registers of a new text from the prior, for a canvas of this length."""
         prior = self.conditional if self.prior is None else self.prior
         if prior is None:
             raise ValueError(
@@ -61,7 +61,7 @@ class Priors:
         replaced: RegisterBank | None = None,
         on_step: OnStep | None = None,
     ) -> Draw:
-        """Draw registers given the visible tokens of a text; a refresh may start from those that it replaces."""
+        """Draw registers given the visible tokens of a text; a refresh may start from the old registers."""
         if self.conditional is None:
             raise ValueError("this model has no conditional prior: use conthendisc or base, with no given text")
         denoisers, condition = self._denoisers(self.conditional, drawing), self.condition(tokens)
@@ -116,7 +116,7 @@ class Priors:
 
     @torch.no_grad()
     def _bare_condition_kv(self, conditional: RegisterDenoiser, length: int, device: torch.device) -> Tensor:
-        """A conditional prior without a plain one draws given a bare canvas (D15), which is encoded once."""
+        """Keys and values of a bare canvas, encoded once: without a plain prior, it is the condition (D15)."""
         key = conditional, length
         if key not in self._bare_canvases:
             canvas = masked_canvas(NOTHING, self.tokenizer, length=length).to(device)

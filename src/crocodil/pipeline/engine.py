@@ -1,4 +1,4 @@
-"""A model on its device: compiling, recording as CUDA graphs, and the batch size that memory allows."""
+"""How a model runs on its device: compiled blocks, CUDA graphs, and the batch size that fits in memory."""
 
 from collections.abc import Iterable
 

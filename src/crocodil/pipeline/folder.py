@@ -1,4 +1,4 @@
-"""A model folder: crocodil.json, tokenizer.json, a model card and a folder for each network."""
+"""Read, write and check a model folder: crocodil.json, tokenizer.json, a model card, and a folder per network."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -153,7 +153,7 @@ def check_prompted(
     length_head: LengthHead | None,
     prompt_encoder: RegisterEncoder | None,
 ) -> None:
-    """Check that the networks of stage prompted are all there and read the registers of their encoders."""
+    """Check that no network of stage prompted is missing, and that they fit the registers of their encoders."""
     if (prompted is None) != (length_head is None):
         raise ValueError("a model that answers prompts has both a prompted prior and a length head, or neither")
     if prompted is None or length_head is None:

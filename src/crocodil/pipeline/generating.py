@@ -1,6 +1,6 @@
-"""Texts from seeds: the jobs of generation, guided by registers (Algorithms 2 and 3) or not.
+"""The jobs of generation: with registers (Algorithms 2 and 3), or without (the base).
 
-Models with and without prompts differ in how they draw registers; everything else about a guided job is here.
+Models with and without prompts draw registers differently (`Draws`); everything else of a guided job is the same.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,7 +27,7 @@ Redraw: TypeAlias = Callable[[TokenIds, RegisterBank | None, Streams, OnStep], D
 
 
 class Draws(NamedTuple):
-    """How a guided batch gets its registers: at first, and when they are refreshed."""
+    """How a guided batch gets its first registers, and how it refreshes them."""
 
     first: FirstDraw
     again: Redraw
@@ -45,7 +45,7 @@ def generation_job(
     drawing: Drawing | None = None,
     **knobs: Any,
 ) -> Job:
-    """Return the job of `Crocodil.generate`, which explains the options."""
+    """Return the job of `Crocodil.generate`; the options are explained there."""
     method = Method(method)
     decoding, drawing = model.settings.sampling(method, decoding, drawing, knobs)
     if count < 1:
@@ -72,7 +72,7 @@ def seed_job(
     note: str = "",
     numbers: Sequence[int] | None = None,
 ) -> Job:
-    """Return the job of `count` samples of a seed, with its calls and diffusion steps counted."""
+    """Return the job that generates `count` samples of a seed, with its numbers of calls and diffusion steps."""
     num_calls = decoding.plan(canvas.length).num_calls
     num_steps = 0
     if drawing is not None:
@@ -82,7 +82,7 @@ def seed_job(
 
 
 def base_sampler(model: Networks, decoding: Decoding) -> SampleBatch:
-    """Return plain masked diffusion; without a base of its own, by the demasker with an empty prefix."""
+    """Return plain masked diffusion: with the base or, if there is none, the demasker without registers."""
     demask = Guided(model.demasker) if model.base is None else Unguided(model.base)
     engine = model.engine
 
@@ -102,7 +102,7 @@ def guided_sampler(
     engine: Engine,
     spent: Cost = NO_COST,
 ) -> SampleBatch:
-    """Return Algorithm 3; without refreshes it is Algorithm 2. `spent` is what each batch has cost before."""
+    """Return Algorithm 3, or Algorithm 2 if there is no refresh. `spent` is the cost of each batch before it."""
     demask = Guided(demasker, drawing.num_registers)
 
     def sample(numbers: range, canvas: Canvas, streams: Streams, watch: Watch) -> Samples:
@@ -125,7 +125,7 @@ def guided_sampler(
 
 
 def draws_from(priors: Priors, drawing: Drawing, *, has_given_text: bool) -> Draws:
-    """Return draws from the priors. With given text, the first registers are drawn given it (decision D24)."""
+    """Return draws from the priors. If there is given text, the first registers depend on it (decision D24)."""
 
     def first(tokens: TokenIds, streams: Streams, on_step: OnStep) -> Draw:
         if has_given_text:

@@ -1,6 +1,6 @@
-"""The networks of one model with its tokenizer and settings: they fit each other, and they have a folder.
+"""The networks of one model, with its tokenizer and settings: load them, save them, check that they fit together.
 
-What they do together is in `crocodil.py`.
+`crocodil.py` uses them to encode, decode and generate.
 """
 
 import tempfile
@@ -49,7 +49,7 @@ Model = TypeVar("Model", bound="Networks")  # the shape checks of the tests cann
 
 @dataclass(frozen=True, kw_only=True)
 class Networks:
-    """The networks of one model. Those that are None are not there; most have a substitute."""
+    """The networks of one model. A network that is None is missing; most have a substitute."""
 
     tokenizer: Tokenizer
     settings: Settings
@@ -184,7 +184,7 @@ class Networks:
 
     @cached_property
     def engine(self) -> Engine:
-        """On CUDA calls are recorded once as graphs and replayed."""
+        """Return the engine; on CUDA it records calls as graphs and replays them."""
         return engine_for(self.device, compiled=self.compiled)
 
     @cached_property
@@ -209,6 +209,6 @@ class Networks:
         return Runner(self.demasker, self.tokenizer, self.pricing)
 
     def canvas(self, length: int, given: Given | Sequence[Given] = NOTHING) -> Canvas:
-        """Return one canvas: BOS and the given text, the rest masked. A base without BOS cannot tell positions."""
+        """Return one canvas: BOS, given text, masks. A base needs BOS: without it, all positions look the same."""
         givens = [given] if isinstance(given, Given) else given
         return masked_canvases(givens, self.tokenizer, length=length).to(self.device)

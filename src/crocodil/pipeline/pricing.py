@@ -1,4 +1,4 @@
-"""What calls cost, in the units of `Cost`: how large each network is, and over how many positions it runs."""
+"""Convert calls to NFE or FLOPs: the size of each network, and the number of positions it runs on."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ from crocodil.sampling.cost import Cost, Size, num_parameters
 
 @dataclass(frozen=True)
 class Pricing:
-    """The networks of a model as units of cost. If the two priors differ in size, the larger one counts."""
+    """The sizes of a model's networks. If the two priors differ in size, the larger one counts."""
 
     demasker: Demasker
     encoder: RegisterEncoder
@@ -30,9 +30,9 @@ class Pricing:
         )
 
     def flop_nfe(self, cost: Cost, *, length: int, num_registers: int | None) -> float:
-        """Return the cost in calls of the base over the text alone.
+        """Return the cost in units of one call of the base on the text.
 
-        `num_registers` stand before the text, between START and END; it is None without guidance.
+        `num_registers` registers stand before the text, between START and END; None means no guidance.
         """
         base, prior = Size(num_parameters(self.demasker.backbone), length), self.prior
         has_no_prefix = num_registers is None and self.has_base

@@ -1,7 +1,7 @@
-"""Answers to a prompt in the order of the model's own likelihood bound, found cheaply (decisions D56, D59).
+"""Rank answers to a prompt by the model's own likelihood bound, at low cost (decisions D56, D59).
 
-A bound is a mean over maskings. All answers have the same ones, also where the tokens of the suffix stand at other
-positions, so that differences between answers have little noise and few maskings are enough. Canvases end behind
+The bound is a mean over random maskings. All answers use the same maskings, even if the suffix stands at other
+positions. So differences between answers have little noise, and few maskings are enough. Canvases are cut after
 the longest text.
 """
 
@@ -36,7 +36,7 @@ class Answer:
 
 
 class Ranking(NamedTuple):
-    """What ranking the answers to a prompt took: calls for each, over canvases of `length` tokens."""
+    """The cost of ranking the answers to a prompt: calls per answer, on canvases of `length` tokens."""
 
     calls: int = 0
     length: int = 0
@@ -44,7 +44,7 @@ class Ranking(NamedTuple):
 
 
 class Scored(NamedTuple):
-    """Where answer and suffix stand on a canvas, whose likelihood is bounded."""
+    """The positions of answer and suffix on a canvas: the tokens whose likelihood is bounded."""
 
     start: int
     suffix: int  # where the suffix starts
@@ -53,7 +53,7 @@ class Scored(NamedTuple):
 
     @classmethod
     def until_eos(cls, start: int, ids: Sequence[int], eos: int) -> "Scored":
-        """Return the place of an answer without a suffix, which ends at the first EOS."""
+        """Return the positions of an answer without a suffix, which ends at the first EOS."""
         end = next((place for place in range(start, len(ids)) if ids[place] == eos), len(ids))
         return cls(start, end, end)
 
@@ -69,12 +69,12 @@ def bound(
 ) -> Float[Tensor, "B"]:
     """Return an upper bound on -log p(answer, suffix | prompt) in nats, for generated canvases (decision D56).
 
-    The network is the base, or the demasker with an empty prefix: given registers, answers would be compared under
-    different ones. All answers are followed by the same suffix, so answers of different lengths can be compared.
-    Where the text goes on after the suffix, the rest stays masked and does not count.
+    The network is the base, or the demasker without registers: with registers, each answer would be scored under
+    different ones. The same suffix follows all answers, so answers of different lengths can be compared. If the
+    text continues after the suffix, the rest of the canvas stays masked and does not count.
 
-    It is cheap (decision D59): canvases are cut behind the longest text, all answers share the draws, also where
-    tokens of the suffix have other positions, and all draws of all answers are one batch.
+    The cost is low (decision D59): canvases are cut after the longest text, all answers share the random maskings,
+    even if the suffix has other positions, and all maskings of all answers are one batch.
     """
     length = needed_length(scored, tokens.shape[1])
     start, suffix, end, ends = torch.tensor(scored, device=tokens.device).T[..., None]
@@ -116,7 +116,7 @@ class Unranked:
 def ranked(
     pipe: "Crocodil", prompts: Sequence[Sequence[Unranked]], *, seed: int, num_draws: int
 ) -> list[tuple[list[Answer], Ranking]]:
-    """Return the answers to each prompt, the most likely first, and what it took; without draws, in no order.
+    """Return the answers to each prompt, the most likely first, and the cost. Without draws they are not sorted.
 
     Prompts whose canvases have the same length share batches, so the order does not depend on other prompts.
     """

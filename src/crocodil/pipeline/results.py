@@ -1,4 +1,4 @@
-"""What the pipeline returns: registers, texts with their costs, and snapshots of a decoding."""
+"""Result types of the pipeline: registers, texts with their costs, and snapshots during decoding."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -40,7 +40,7 @@ class Registers:
 
 @dataclass(frozen=True, kw_only=True)
 class Generation:
-    """Texts and their cost. Printed, it is the texts."""
+    """Texts and their cost. It prints as its texts."""
 
     texts: list[str]
     tokens: TokenIds
@@ -84,7 +84,7 @@ def snapshots(
     first: int = 0,
     on_step: OnStep | None = None,
 ) -> Watch | None:
-    """Return callbacks of a batch that show each call to the caller, from position `first` of the canvas on."""
+    """Return callbacks that pass a snapshot of each call to the caller, without positions before `first`."""
     if on_call is None and on_step is None:
         return None
 

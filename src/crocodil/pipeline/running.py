@@ -1,4 +1,4 @@
-"""From a job to texts: its batches are run, turned into text and priced."""
+"""Run a job: sample its batches, decode tokens to text, and compute the costs."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,8 +17,7 @@ from crocodil.text.tokenizer import Tokenizer
 class Runner:
     """Runs the jobs of a model.
 
-    `batch_size` is by default what memory allows. A caller who watches, with `on_call` or `on_step`, sees no
-    progress bar.
+    By default, `batch_size` is as large as memory allows. With `on_call` or `on_step` there is no progress bar.
     """
 
     demasker: Demasker

@@ -1,4 +1,4 @@
-"""What crocodil.json says: how a model is used. Does not import torch, so that options are checked quickly."""
+"""The settings in crocodil.json: canvas lengths and sampling defaults. Does not import torch, so checks are fast."""
 
 import os
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ BUILTIN = "builtin"  # the model that ships with the package
 
 
 class Method(StrEnum):
-    """Where the registers come from that guide a generation."""
+    """The generation method: where registers come from."""
 
     BASE = "base"  # none: plain masked diffusion
     CON_THEN_DISC = "conthendisc"  # Algorithm 2: from the prior
@@ -30,7 +30,7 @@ class Method(StrEnum):
 
 @config
 class Settings:
-    """How a model is used, unless a caller asks otherwise."""
+    """The defaults of a model."""
 
     length: Length  # of a canvas in tokens
     lengths: tuple[Length, ...] = ()  # all canvas lengths of its training; default: `length` alone
@@ -48,7 +48,7 @@ class Settings:
         return length
 
     def decoding_for(self, method: Method) -> Decoding:
-        """Return the default config of a method. A base at temperature 0 would write one text only."""
+        """Return the default config of a method. At temperature 0, a base would write the same text every time."""
         if method is Method.BASE:
             return Decoding(temperature=self.decoding.temperature or 1.0, top_p=self.decoding.top_p)
         return self.decoding
