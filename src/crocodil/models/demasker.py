@@ -2,8 +2,9 @@
 
     [START, z_1, ..., z_K, END, E(x_t)]
 
-The prefix has a fixed shape. Registers beyond a sample's prefix length are blocked from attention, which
-equals leaving them out (decision D17). Register noise and nested dropout are applied elsewhere.
+The prefix has a fixed shape. Each sample uses only its first k registers (its prefix length). The others are
+masked in attention, which has the same effect as removing them (decision D17). Register noise and nested dropout
+are applied elsewhere.
 """
 
 import torch
@@ -82,7 +83,7 @@ class Demasker(nn.Module):
         return self.init_interface(generator)
 
     def init_interface(self, generator: torch.Generator) -> "Demasker":
-        """Initialise what LLaDA lacks; mapped registers start as large as token embeddings."""
+        """Initialise the parameters that LLaDA lacks; projected registers start as large as token embeddings."""
         token_std = self.backbone.embed.weight.float().std().item()
         nn.init.normal_(self.boundaries, std=token_std, generator=generator)
         map_std = token_std / self.config.register_width**0.5  # register entries have unit variance

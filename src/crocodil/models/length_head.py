@@ -1,4 +1,4 @@
-"""The length of an answer, predicted from its prompt (decision D57): users cannot know it."""
+"""Predict the length of an answer from its prompt, because users cannot know it (decision D57)."""
 
 import torch
 import torch.nn.functional as F
@@ -32,7 +32,7 @@ class LengthHead(nn.Module):
         return self.proj_out(F.gelu(self.proj_in(features), approximate="tanh"))
 
     def quantiles(self, prompt: Float[Tensor, "1 C E"], shares: Float[Tensor, "S"]) -> Int[Tensor, "S"]:
-        """Return the lengths below which these shares of the probability lie."""
+        """Return the quantiles of the length at these probabilities."""
         mass = self(prompt)[0].double().softmax(dim=-1).cumsum(dim=-1)
         return (torch.searchsorted(mass, shares.to(mass)) + 1).clamp(max=self.config.max_length)
 

@@ -1,10 +1,10 @@
 """LLaDA: a bidirectional transformer that predicts masked tokens.
 
 Pre-norm blocks with RMSNorm, rotary positions and a gated MLP, as in Nie et al., 2025 (arXiv:2502.09992).
-There is no time input (decision D10). Registers enter only as embeddings before the text.
+There is no time input (decision D10). Registers are embeddings in front of the text.
 
 Llama, Qwen2 and Qwen3 have the same blocks, apart from biases, norms of queries and keys, and the causal mask.
-The config covers these differences, so their weights become a LLaDA (decision D39).
+The config covers these differences, so their weights can be loaded as a LLaDA (decision D39).
 """
 
 from collections import deque
@@ -129,7 +129,7 @@ class LLaDA(nn.Module):
     def predicting(self, states: Embeddings) -> Embeddings:
         """Return the normed states, each at the position whose token it predicts.
 
-        With shifted states, the first position has none before it and takes its own, as in Dream.
+        With shifted states, the first position has no state before it and uses its own, as in Dream.
         """
         states = self.norm(states)
         return torch.cat([states[:, :1], states[:, :-1]], dim=1) if self.config.shifted else states

@@ -1,9 +1,9 @@
 """The register denoiser g_psi(z_s, s): a PixArt-style transformer over register tokens (App. E).
 
-One network computes the time modulation for all layers (adaLN-single, Chen et al., 2023, arXiv:2310.00426).
-Every register has its own time, so block offsets need no special case. The condition is read by
-cross-attention; a second one, the prompt, may stand beside it (App. H). The network predicts the clean bank and
-does not depend on the noise schedule.
+One network computes the time modulation for all layers (adaLN-single, Chen et al., 2023, arXiv:2310.00426). Every
+register has its own time, so block offsets need no special case. The condition is read by cross-attention; a
+prompt can be a second condition (App. H). The network predicts the clean registers and does not depend on the
+noise schedule.
 """
 
 import math
@@ -172,21 +172,21 @@ class RegisterDenoiser(nn.Module):
     ) -> Float[Tensor, "layers *context"]:
         """Precompute the keys and values of condition and prompt for all layers; they do not change between steps.
 
-        They cost more than the registers themselves, which are few. None is the null condition or prompt.
+        They cost more than the few registers themselves. None stands for the null condition or prompt.
         """
         context = self._context(condition, keep_condition, prompt, keep_prompt)
         cross_attentions = [block.cross for block in self.blocks if isinstance(block, Block)]
         return torch.stack([cross.keys_and_values(context) for cross in cross_attentions if cross is not None])
 
     def standardise(self, registers: RegisterBank) -> RegisterBank:
-        """Return encoded registers in the units of the prior; without statistics these are the same."""
+        """Convert encoded registers to the units of the prior; without statistics nothing changes."""
         if self.statistics is None:
             return registers
         mean, std = self.statistics.float()
         return ((registers - mean) / std).to(registers.dtype)
 
     def unstandardise(self, registers: RegisterBank) -> RegisterBank:
-        """Undo `standardise`: return drawn registers in the units of the encoder."""
+        """Undo `standardise`: convert drawn registers to the units of the encoder."""
         if self.statistics is None:
             return registers
         mean, std = self.statistics.float()
@@ -214,7 +214,7 @@ class RegisterDenoiser(nn.Module):
 def prompted_from(
     conditional: RegisterDenoiser, prompt_length: int, prompt_width: int, generator: torch.Generator
 ) -> RegisterDenoiser:
-    """Return a denoiser with a prompt that begins as a conditional prior: all other weights are its."""
+    """Return a denoiser that reads a prompt; all other weights are copied from a conditional prior."""
     config = replace(conditional.config, prompt_width=prompt_width, prompt_length=prompt_length)
     prompted = RegisterDenoiser(config).init_weights(generator)
     prompted.load_state_dict(prompted.state_dict() | conditional.state_dict())
@@ -222,9 +222,9 @@ def prompted_from(
 
 
 def flow_map_of(teacher: RegisterDenoiser, generator: torch.Generator) -> RegisterDenoiser:
-    """Return a flow map that begins as the teacher: whatever the end time, it predicts what the teacher does.
+    """Return a flow map with the weights of the teacher: at first it makes the same prediction for every end time.
 
-    A self-conditioned teacher is copied without its input for a guess, so this is its prediction without one.
+    A self-conditioned teacher is copied without the input for its previous prediction.
     """
     config = replace(teacher.config, flow_map=True, self_conditioned=False)
     student = RegisterDenoiser(config).init_weights(generator)

@@ -1,11 +1,12 @@
 """The register encoder h_phi: a Qwen3 embedding model with learned suffix registers (App. C).
 
-Llama and Qwen2 have Qwen3's blocks with other details, so the first layers of such a base can be an encoder too.
+Llama and Qwen2 differ from Qwen3 only in details of their blocks, so the first layers of such a base can be an
+encoder too.
 
     [x_1, ..., x_n, end, s_2, ..., s_K]  ->  z_1 (read at `end`), z_2, ..., z_K
 
-The end token is always visible and carries the summary vector, as in Qwen3-Embedding (decision D11). Mask
-tokens are not part of its vocabulary: hidden positions are passed as a mask and blocked from attention.
+The end token is always visible, and the summary vector is read there, as in Qwen3-Embedding (decision D11). The
+vocabulary has no mask token: hidden positions are passed as a mask and blocked from attention.
 """
 
 import torch
@@ -119,7 +120,7 @@ class RegisterEncoder(nn.Module):
         return self.init_registers(generator)
 
     def init_registers(self, generator: torch.Generator) -> "RegisterEncoder":
-        """Initialise what Qwen3 lacks: suffix registers, as large as token embeddings."""
+        """Initialise the parameters that Qwen3 lacks: suffix registers, as large as token embeddings."""
         token_std = self.backbone.embed_tokens.weight.float().std().item()
         nn.init.normal_(self.suffix, std=token_std, generator=generator)
         if self.register_map is not None:
@@ -154,7 +155,7 @@ class RegisterEncoder(nn.Module):
 
 
 def _adapt(attention: nn.Module, config: RegisterEncoderConfig) -> None:
-    """Give Qwen3's attention the biases of Qwen2, or take its norms of queries and keys away."""
+    """Add the biases of Qwen2 to Qwen3's attention, or remove its norms of queries and keys."""
     if config.qkv_bias:
         for name in ("q_proj", "k_proj", "v_proj"):
             projection = getattr(attention, name)

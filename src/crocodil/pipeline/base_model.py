@@ -126,7 +126,7 @@ class Base:
         show_progress: bool = True,
         **knobs: Any,
     ) -> Generation:
-        """Return an answer of at most `length` tokens to each prompt; or so many texts without a prompt.
+        """Return an answer of at most `length` tokens to each prompt. A number asks for texts without a prompt.
 
         The default length is that of the settings, or the room beside the longest prompt if that is less.
         A prompt is a text or its token ids; with `chat`, the message of a user or a list of messages. Answers do

@@ -1,4 +1,4 @@
-"""The model card: README.md in a model folder, which the hub shows. It has no checksum, so it can be edited."""
+"""The model card: README.md in a model folder, which the hub displays. It has no checksum, so it can be edited."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from crocodil.pipeline.settings import Settings
 
 @dataclass(frozen=True, kw_only=True)
 class Card:
-    """What a model card says and the model itself does not know."""
+    """The parts of a model card that cannot be read from the model itself."""
 
     license: str = "unknown"  # of the weights, by the hub's name for it, e.g. apache-2.0
     languages: tuple[str, ...] = ()  # e.g. ("code",) or ("en",)
@@ -45,9 +45,9 @@ def _body(name: str, settings: Settings, networks: Mapping[str, nn.Module], card
     assert isinstance(demasker, Demasker)
     registers, width = demasker.config.num_registers, demasker.config.register_width
     yield f"# {name}\n"
-    yield "A CRoCoDiL model: a masked diffusion language model that is guided by continuous registers."
-    yield f"It encodes texts of up to {longest} tokens into {registers} registers of width {width}, decodes them"
-    yield "to text, and generates text.\n"
+    yield "A CRoCoDiL model: a masked diffusion language model that is guided by registers. Registers are"
+    yield f"continuous vectors that describe a whole text. The model encodes texts of up to {longest} tokens into"
+    yield f"{registers} registers of width {width}, decodes registers into text, and generates new text.\n"
     yield "| network | shape | parameters |\n|---|---|---|"
     for part, network in networks.items():
         count = sum(parameter.numel() for parameter in network.parameters())
@@ -56,11 +56,11 @@ def _body(name: str, settings: Settings, networks: Mapping[str, nn.Module], card
     yield "print(pipe.generate(seed=0).texts[0])\n```\n"
     yield f"## Training\n\n{card.training or 'Not stated.'}\n"
     if parents := demasker.config.backbone.parents:
-        yield f"Its weights come from pretrained models of these families: {', '.join(parents)}.\n"
+        yield f"Training started from pretrained models of these families: {', '.join(parents)}.\n"
     yield "## Limits\n"
-    yield "It writes text that looks like its training data, and may repeat passages of it. What it writes is not"
-    yield f"checked: do not run programs that it wrote. No text has more than {longest} tokens. Its quality is not"
-    yield "stated here: `crocodil evaluate` measures it."
+    yield "Its texts look like the training data and may repeat passages of it. Do not run programs that it"
+    yield f"generates. A text has at most {longest} tokens. This card does not state the quality of the model:"
+    yield "measure it with `crocodil evaluate`."
 
 
 def _shape(network: nn.Module) -> str:

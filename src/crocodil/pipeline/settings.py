@@ -1,4 +1,4 @@
-"""The settings in crocodil.json: canvas lengths and sampling defaults. Does not import torch, so checks are fast."""
+"""The settings in crocodil.json: canvas lengths and sampling defaults. Does not import torch, so it loads fast."""
 
 import os
 from collections.abc import Mapping

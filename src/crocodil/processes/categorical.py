@@ -1,6 +1,6 @@
-"""Proposing tokens: drawing from the categorical distributions that a demasker predicts.
+"""Sample tokens from the categorical distributions that a demasker predicts.
 
-Pure tensor mathematics: a demasker appears only as its logits.
+Pure tensor mathematics: the input is the demasker's logits.
 """
 
 from itertools import repeat
@@ -34,7 +34,7 @@ class Allowed(NamedTuple):
         return self.row > 0
 
     def repeated(self, count: int) -> "Allowed":
-        """Return the same restrictions for `count` samples; this must be for one."""
+        """Return these restrictions of one sample, repeated for `count` samples."""
         return Allowed(self.row.expand(count, -1), self.tokens)
 
     def of_samples(self, samples: Int[Tensor, "S"]) -> "Allowed":
@@ -62,10 +62,10 @@ def propose_tokens(
 ) -> Proposal:
     """Sample x_0 ~ f_theta(x_t) for each row, and return the log-probability of the sampled token.
 
-    Never proposed are the mask token, EOS in rows with `no_eos`, and tokens that `Allowed` forbids. A `current`
-    token is proposed again, unless the sampled one is more probable. The log-probability is at temperature 1 over
-    all possible tokens, in float32 or better: half precision rounds most probabilities to exactly 1. `streams`
-    holds one stream per row.
+    The mask token is never proposed, nor EOS in rows with `no_eos`, nor tokens that `Allowed` forbids. If a row
+    has a `current` token, it is proposed again unless the sampled token is more probable. The log-probability is
+    at temperature 1 over all possible tokens. It has at least float32 precision, because half precision rounds
+    most probabilities to exactly 1. `streams` holds one stream per row.
     """
     if temperature and streams is None:
         raise ValueError("temperature > 0 draws tokens: pass streams")

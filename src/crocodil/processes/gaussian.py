@@ -1,7 +1,8 @@
 """Gaussian diffusion over registers: cosine schedule, forward noise, block offsets, DDIM (App. E).
 
-Pure tensor mathematics. The denoiser is a function that predicts the clean bank (x0-prediction). Every register
-has its own diffusion time, 0 clean and 1 noise, so block offsets need no special case.
+Pure tensor mathematics. A bank is the tensor of all registers of a text. The denoiser is a function that predicts
+the clean bank (x0-prediction). Every register has its own diffusion time, from 0 (clean) to 1 (pure noise), so
+block offsets need no special case.
 """
 
 import math
@@ -82,9 +83,9 @@ def effective_time(base_time: PerSample, offsets: Offsets, *, shift: float = 1.0
 
 
 def shifted_time(time: RegisterTime, *, shift: float) -> RegisterTime:
-    """Return a t / (1 + (a - 1) t): with a shift a above 1 more times are noisy, below 1 fewer.
+    """Return a t / (1 + (a - 1) t): a shift a above 1 makes more times noisy, a shift below 1 fewer.
 
-    The timestep shift of Esser et al. (2024, arXiv:2403.03206), used there for larger images. 0 and 1 stay.
+    This is the timestep shift of Esser et al. (2024, arXiv:2403.03206) for larger images. 0 and 1 do not change.
     """
     if not shift > 0:
         raise ValueError(f"time_shift must be positive (1: no shift), not {shift}")
@@ -104,14 +105,14 @@ def last_base_time(offsets: Offsets, *, noise_std: float = 0.0, shift: float = 1
 
 
 def base_time_at(share: float, *, end: float) -> float:
-    """Return the base time at this share of the way from `end` to pure noise."""
+    """Return the base time at this fraction of the way from `end` to pure noise."""
     return end + (1 - end) * share
 
 
 def ddim_times(num_steps: int, offsets: Offsets, *, start: float = 1.0, end: float | None = None) -> list[float]:
     """Return the base times of `num_steps` even steps, from pure noise until all blocks are clean.
 
-    `start` and `end` are base times to start and to end at instead.
+    `start` and `end` are other base times to start and end at.
     """
     if num_steps < 1:
         raise ValueError(f"DDIM needs at least one step, not {num_steps}")
@@ -135,12 +136,12 @@ def ddim(
 ) -> RegisterBank:
     """Compute G_psi: DDIM with x0-prediction over a falling sequence of base times (Song et al., 2021).
 
-    The first registers are pure noise if the first base time is 1, else registers noised to that time. The result
-    is clean, or z_s at the last base time if the draw `stops_early`.
+    The input is pure noise if the first base time is 1, else registers noised to that time. The result is clean
+    registers, or z_s at the last base time if the draw `stops_early`.
 
-    `eta` = 0 is deterministic, 1 is DDPM's ancestral sampling; above 0 it draws from `streams`. `denoise` gets the
-    registers, their times, the times of the next step, its last prediction (zero at first) and `inputs`. `play`
-    executes a step.
+    `eta` = 0 is deterministic, `eta` = 1 is DDPM's ancestral sampling; values above 0 draw noise from `streams`.
+    `denoise` gets the registers, their times, the times of the next step, its previous prediction (zero at first)
+    and `inputs`. `play` executes a step.
     """
     _check_times(times, offsets, stops_early=stops_early)
     if eta and streams is None:
@@ -211,8 +212,8 @@ def ddim_step(
 ) -> RegisterBank:
     """Step from z_t and the predicted z_0 to z_s.
 
-    A register whose time does not change stays as it is (decision D4): a clean register has noise level 0, and
-    division by it would give NaN.
+    A register whose time does not change is not changed (decision D4). Otherwise a clean register would divide by
+    its noise level 0 and give NaN.
     """
     moves = (next_time < time)[..., None]
     signal, noise = (level[..., None] for level in signal_and_noise_level(time))

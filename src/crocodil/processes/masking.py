@@ -69,7 +69,7 @@ def sample_given(num_tokens: int, rate: float, *, streams: Streams) -> Positions
 
 
 def stratified_times(index: Int[Tensor, "B"], *, batch_size: int, shift: float) -> PerSample:
-    """Return times that cover [0, 1] evenly within a batch; `index` is the position of a sample in the batch.
+    """Return times that cover [0, 1] evenly over a batch; `index` is the position of a sample in the batch.
 
     If `shift` is uniform over batches, each time is uniform, and the loss varies less between batches
     (Kingma et al., 2021, "Variational diffusion models").
@@ -105,8 +105,8 @@ def demasking_loss(
 ) -> Float[Tensor, ""]:
     """Eq. 5: cross-entropy at the hidden positions, weighted by 1 / mask_prob (decision D1).
 
-    `row_logits` are the demasker's logits at `hidden`, in the order of `tokens[hidden]`; or at `read`, which has
-    visible positions too. A visible token has weight 1 (decision D62).
+    `row_logits` are the demasker's logits at the positions `hidden`, in the order of `tokens[hidden]`. If `read`
+    is given, they are at these positions, which include visible ones. A visible token has weight 1 (decision D62).
     """
     read = hidden if read is None else read
     losses = F.cross_entropy(row_logits.float(), tokens[read], reduction="none")

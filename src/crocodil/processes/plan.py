@@ -1,6 +1,6 @@
-"""The plan of a decoding: which block of the canvas each call of the demasker opens (Sec. 5, App. G).
+"""The plan of a decoding: the blocks of the canvas, and the demasker calls for each block (Sec. 5, App. G).
 
-Whole numbers only. Does not import torch, so that settings can be checked before anything heavy is loaded.
+This module does not import torch, so that settings can be checked before heavy modules are loaded.
 """
 
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ OLD_RULE_NAMES = {  # in model folders of format 1 and in older rows of results
 
 
 def rule_name(name: str) -> str:
-    """Return today's name of a reveal rule."""
+    """Return the current name of a reveal rule, which may be given by an old name."""
     name = OLD_RULE_NAMES.get(name, name)
     if name not in RULE_NAMES:
         raise ValueError(f"should be a reveal rule ({', '.join(RULE_NAMES)}), not {name!r}")
@@ -41,7 +41,7 @@ class Call:
 
 @config
 class DecodePlan:
-    """How a masked sequence is revealed: in blocks, left to right, a few tokens a call."""
+    """How a masked sequence is revealed: in blocks from left to right, a few tokens per call."""
 
     length: Length
     block_size: Length
@@ -71,7 +71,7 @@ class DecodePlan:
 
     @classmethod
     def usual(cls, length: int, *, block_size: int | None = None, num_calls: int | None = None) -> "DecodePlan":
-        """One block and sixteen tokens for every call, unless asked otherwise."""
+        """Return a plan; by default it has one block and one call per 16 tokens."""
         block_size = length if block_size is None else block_size
         if num_calls is None:
             num_calls = length // max(block_size, 1) * max(1, block_size // TOKENS_PER_CALL)

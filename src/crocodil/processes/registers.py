@@ -1,6 +1,6 @@
 """Operations on register banks: normalisation, noise, blocks and prefixes, interpolation (App. C and D).
 
-Pure tensor mathematics, without networks.
+A bank is the tensor of all registers of a text; B K D for a batch. Pure tensor mathematics, without networks.
 """
 
 import math
@@ -37,7 +37,7 @@ def perturb(registers: RegisterBank, *, std: float | Float[Tensor, "#B #K #D"], 
 
 
 def replace_by_noise(registers: RegisterBank, *, rate: float, streams: Streams) -> RegisterBank:
-    """Return a bank where this share of the samples has noise instead of its registers, at the same norm (D41)."""
+    """Replace the registers of this share of the samples by noise of the same norm (D41)."""
     chosen = streams.at("chosen").uniform() < rate
     noise = normalise(streams.at("noise").normal(*registers.shape[1:])).to(registers.dtype)
     return torch.where(chosen[:, None, None], noise, registers)
@@ -89,5 +89,5 @@ def within_prefix(prefix_length: PrefixLength, num_registers: int) -> Bool[Tenso
 
 
 def interpolate(first: RegisterBank, second: RegisterBank, *, mix_weight: float) -> RegisterBank:
-    """Return z_a = (1 - a) z^(a) + a z^(b), normalised again (App. D); `mix_weight` is a."""
+    """Return (1 - a) z^(a) + a z^(b), normalised again (App. D); `mix_weight` is the weight a."""
     return normalise((1 - mix_weight) * first + mix_weight * second)

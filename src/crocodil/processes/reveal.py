@@ -1,4 +1,4 @@
-"""Reveal rules: which proposed tokens stay visible after a call, and how a text ends.
+"""Reveal rules decide which proposed tokens are visible after a call. This module also handles the end of a text.
 
 Pure tensor mathematics. The blocks and calls of a decoding are in `crocodil.processes.plan`.
 """
@@ -45,7 +45,7 @@ class RevealStep(NamedTuple):
         return highest(self.ranked(score), among=self.hidden, count=count)
 
     def ranked(self, score: Float[Tensor, "B N"]) -> Float[Tensor, "B N"]:
-        """Return the score with hidden positions that have a better one within `apart` behind all others."""
+        """Return the scores; a hidden position with a better one within `apart` ranks below all others."""
         return far_apart(score, among=self.hidden, distance=self.apart) if self.apart else score
 
 
@@ -53,8 +53,9 @@ class RevealStep(NamedTuple):
 class RevealRule(Protocol):
     """Decide which open positions show their token after a call (decision D8).
 
-    A visible token stays visible, unless the rule remasks. After the last call of a block every position is
-    visible. A rule must be hashable, and equal to itself only where it does the same: a frozen dataclass is both.
+    A visible token stays visible, unless the rule masks tokens again. After the last call of a block every
+    position is visible. A rule must be hashable, and two rules must be equal only if they do the same: use a
+    frozen dataclass.
     """
 
     @property
@@ -112,9 +113,9 @@ class NoisyConfidence:
 
 @dataclass(frozen=True)
 class AboveThreshold:
-    """Keep every proposal more probable than `threshold`, and at least the quota of the plan.
+    """Keep every proposal with a probability above `threshold`, and at least the quota of the plan.
 
-    Use it with a plan of one call per token, which is then the worst case (Fast-dLLM, arXiv:2505.22618).
+    Use it with a plan of one call per token; this is then the worst case (Fast-dLLM, arXiv:2505.22618).
     """
 
     threshold: float = 0.9
@@ -165,9 +166,9 @@ class RemaskByConfidence:
 
 @dataclass(frozen=True)
 class Revise:
-    """Keep the most confident tokens of all, whether they are new or were visible (decision D62).
+    """Keep the most confident of all tokens, new or visible before (decision D62).
 
-    Tokens are proposed at visible positions too, and replace less probable ones. This needs a demasker that was
+    Tokens are proposed at visible positions too, and replace less probable tokens. This needs a demasker that was
     trained on its own proposals (`DemaskerObjective.draft_rate`). The noise falls to 0 at the last call.
     """
 
@@ -182,7 +183,7 @@ class Revise:
 
 
 def revises(rule: RevealRule) -> bool:
-    """Return whether a rule wants proposals at visible positions too."""
+    """Return whether a rule needs proposals at visible positions too."""
     return getattr(rule, "revises", False)
 
 
@@ -199,7 +200,7 @@ RULES: dict[str, RevealRule] = {  # `crocodil.processes.plan` has the names alon
 
 
 def highest(score: Float[Tensor, "B N"], *, among: Positions, count: Int[Tensor, "B"]) -> Bool[Tensor, "B N"]:
-    """Return the `count` positions of highest score in each row, `among` these; the left one wins a tie."""
+    """Return the `count` positions with the highest scores in each row, `among` these; ties go to the left."""
     order = score.masked_fill(~among, -torch.inf).argsort(dim=1, descending=True, stable=True)
     rank = torch.arange(score.shape[1], device=score.device).expand_as(order)
     is_high = torch.zeros_like(among).scatter(1, order, rank < count[:, None])
@@ -207,9 +208,10 @@ def highest(score: Float[Tensor, "B N"], *, among: Positions, count: Int[Tensor,
 
 
 def far_apart(score: Float[Tensor, "B N"], *, among: Positions, distance: int) -> Float[Tensor, "B N"]:
-    """Rank positions `among` these that have a better one of them within `distance` behind all others (D47).
+    """Lower the score of positions that have a better position within `distance`, below all others (D47).
 
-    Neighbours depend on each other most, and tokens that are revealed together do not see each other.
+    Only positions `among` these count. Neighbours depend on each other most, and tokens that are revealed in one
+    call do not see each other.
     """
     score = score.double()
     rival = score.masked_fill(~among, -torch.inf)
@@ -241,9 +243,9 @@ def mask_again(
     eos_id: int | None,
     streams: Streams,
 ) -> TokenIds:
-    """Mask random tokens of the complete samples: the next call, a corrector, predicts them anew (decision D45).
+    """Mask random tokens of complete samples; the next call, a corrector, predicts them again (decision D45).
 
-    They are tokens of the text, up to its first EOS. Compare ReMDM-loop (Wang et al., 2025, arXiv:2503.00307).
+    Only tokens up to the first EOS are masked. Compare ReMDM-loop (Wang et al., 2025, arXiv:2503.00307).
     """
     among = open & complete[:, None]
     if eos_id is not None:
@@ -268,7 +270,7 @@ def hold_back_eos(log_prob: Float[Tensor, "B N"], *, is_eos: Positions, hidden: 
 
 
 def after_proposed_end(proposed: TokenIds, *, hidden: Positions, eos_id: int) -> Positions:
-    """Return the hidden positions from which on only EOS is proposed, or visible, up to the end of the canvas."""
+    """Return the hidden positions of the predicted end: from each to the end of the canvas, all tokens are EOS."""
     return hidden & (proposed == eos_id).flip(1).long().cummin(dim=1).values.flip(1).bool()
 
 

@@ -1,8 +1,11 @@
-"""Algorithms 2, 3 and 6: find registers, then decode them.
+"""Algorithms 2, 3 and 6: get registers, then decode them.
 
-ConThenDisc draws registers from a prior. ConWithinDisc draws them again between calls. The autoencoder encodes a
-text. The base sampler has no registers: it is `decode` alone. A prompt or an infilling is a canvas with given
-tokens. Networks are functions here.
+- ConThenDisc (Algorithm 2) draws registers from a prior.
+- ConWithinDisc (Algorithm 3) also draws them again between calls, given the tokens revealed so far.
+- The autoencoder (Algorithm 6) encodes a text.
+
+The base sampler has no registers: it is `decode` alone. For a prompt or for infilling, the canvas has given
+tokens. Networks are passed as functions.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -57,12 +60,13 @@ def draw_registers(
 ) -> Draw:
     """Draw z_0 = G_psi(eps) and project it to the sphere that the demasker was trained on (decision D20).
 
-    `denoiser` is g_psi(z_s, s), or a distilled one if `flow_map` (decision D51), which takes any number of steps.
-    `shape` is the number of its registers and their width. `unstandardise` turns its units into those of the
-    encoder (decision D40). `weak` is the network of autoguidance. `dropped` are the strengths of condition and
-    prompt, each with the keys and values without it (D57). `replaced` are registers in the units of the prior:
-    with `drawing.refresh_from` below 1 the draw starts from them, noised, and not from pure noise (D50). With
-    `drawing.early_stop` the draw ends at noisy registers (D63).
+    `denoiser` is g_psi(z_s, s). If `flow_map`, it is a distilled prior (decision D51), which takes any number of
+    steps. `shape` is the number of its registers and their width. `unstandardise` converts registers from the
+    units of the prior to those of the encoder (decision D40). `weak` is the weak prior for autoguidance. `dropped`
+    has the guidance scales of condition and prompt, each with the keys and values without it (D57). `replaced` are
+    the old registers in the units of the prior: with `drawing.refresh_from` below 1, the draw starts from them
+    with noise added, instead of from pure noise (D50). With `drawing.early_stop` the draw ends with noisy
+    registers (D63).
     """
     _check_drawing(drawing, self_conditioned=self_conditioned, flow_map=flow_map, has_weak=weak is not None)
     num_registers, register_width = shape
@@ -107,7 +111,7 @@ def draw_registers(
 
 
 def _check_drawing(drawing: Drawing, *, self_conditioned: bool, flow_map: bool, has_weak: bool) -> None:
-    """Refuse guidance that the prior cannot be drawn with."""
+    """Refuse kinds of guidance that this prior does not support."""
     if flow_map and (drawing.eta or drawing.calls_per_step > 1):
         raise ValueError(
             "this prior is distilled, with its guidance inside: use eta 0, pag_scale 0, self_cond_scale 1 and "
@@ -128,7 +132,7 @@ def _noised(
     shift: float,
     stop: EarlyStop | None,
 ) -> RegisterBank:
-    """Return registers in use as they would be at a base time: where a refresh starts (decision D50)."""
+    """Return the old registers with the noise of a base time, at which a refresh starts (decision D50)."""
     base_times = torch.full(noise.shape[:1], base_time, device=noise.device)
     time = effective_time(base_times, offsets.to(noise.device), shift=shift)
     return add_noise(replaced, time, noise) if stop is None else stop.noised(replaced, time, noise)
@@ -169,8 +173,8 @@ def con_within_disc(
 ) -> Samples:
     """Algorithm 3: as Algorithm 2, but draw the registers again, given the tokens decoded so far.
 
-    `refresh_at` lists the shares of the calls after which this happens; the paper uses one half (decision D9). A
-    refresh at 0 replaces the draw from the prior. `spent` is the cost of the canvas so far.
+    `refresh_at` lists the fractions of the calls after which this happens; the paper uses one half (decision D9).
+    A refresh at 0 replaces the first draw. `spent` is the cost before this function is called.
     """
     plan = decoding.plan(canvas.length)
     refresh_calls = calls_at(refresh_at, plan.num_calls)

@@ -1,4 +1,4 @@
-"""What sampling costs: raw calls, the paper's NFE, and calls weighted by their arithmetic."""
+"""The cost of sampling: the calls of each network, the paper's NFE, and calls weighted by their FLOPs."""
 
 from dataclasses import astuple, dataclass
 from typing import NamedTuple
@@ -42,16 +42,17 @@ class Cost:
         )
 
     def nfe(self, *, demasker_parameters: float, denoiser_parameters: float) -> float:
-        """The paper's unit: demasker calls, a denoiser call counting by its share of parameters.
+        """The paper's unit: demasker calls, plus denoiser calls weighted by their share of parameters.
 
-        128 calls of 0.4B beside 8B are 6.4 ("about 6"), 32 are 1.6 ("< 2"). Encoder calls do not count.
+        128 calls of a 0.4B denoiser beside an 8B demasker are 6.4 ("about 6" in the paper), 32 calls are 1.6
+        ("< 2"). Encoder calls do not count.
         """
         return self.demasker_calls + self.denoiser_calls * denoiser_parameters / demasker_parameters
 
     def flop_nfe(self, *, unit: Size, demasker: Size, denoiser: Size, encoder: Size) -> float:
         """All calls weighted by parameters x positions, in units of one call of `unit`.
 
-        With the base demasker over the bare text as unit, the prefix and the encoder are paid for too.
+        If the unit is a call of the base on the text alone, the cost includes the register prefix and the encoder.
         """
         work = (
             self.demasker_calls * demasker.work
@@ -65,14 +66,14 @@ NO_COST = Cost()
 
 
 class Ledger:
-    """What was spent on a batch, and on which of its samples."""
+    """Records the cost of a batch, and which of its samples each cost belongs to."""
 
     def __init__(self, canvas: TokenIds, spent: Cost) -> None:
         everyone = torch.ones_like(canvas[:, 0], dtype=torch.bool)
         self.num_samples, self.entries = len(canvas), [(spent, everyone.nonzero()[:, 0], everyone)]
 
     def enter(self, spent: Cost, index: Int[Tensor, "B"], concerned: Bool[Tensor, "B"]) -> None:
-        """Charge the concerned samples. Reads no tensor value: that would wait for the device."""
+        """Charge the concerned samples. No tensor value is read, because that would wait for the device."""
         self.entries.append((spent, index, concerned))
 
     def total(self) -> Cost:

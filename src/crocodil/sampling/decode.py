@@ -1,8 +1,8 @@
 """The decode loop: fill the masks of a canvas, a few tokens per demasker call.
 
-One loop serves the base sampler and Algorithms 2, 3 and 6. The demasker is a function
-(`crocodil.sampling.guidance`); where registers come from is not known here. The result holds the calls that were
-made; `Cost` turns them into NFE.
+The base sampler and Algorithms 2, 3 and 6 use the same loop. The demasker is passed as a function
+(`crocodil.sampling.guidance`). The loop does not know where registers come from. The result holds the number of
+calls; `Cost` converts it to NFE.
 """
 
 from collections.abc import Callable, Collection, Iterator
@@ -62,12 +62,12 @@ def decode(
 ) -> Samples:
     """Fill the masked positions of `canvas`: the green lines of Algorithms 2, 3 and 6.
 
-    The plan covers the last `plan.length` positions, by default all; the tokens before them are a prompt.
-    `refresh` replaces the registers before the calls in `refresh_at`; before call 0 it draws the first. `spent` is
-    the cost so far. A sample depends on its own row and streams alone, never on its batch.
+    The plan covers the last `plan.length` positions, by default all. Tokens before them are a prompt. `refresh`
+    replaces the registers before the calls in `refresh_at`; before call 0 it draws the first registers. `spent` is
+    the cost so far. A sample depends only on its own canvas and streams, not on its batch.
 
-    The shapes of all calls are known beforehand. Tensor values are read only where that is cheap (on a CPU) or
-    saves calls: finished samples then leave the batch, and a call that would reveal nothing is skipped.
+    The shapes of all calls are known in advance. Tensor values are read only where this is cheap (on a CPU) or
+    saves calls: then finished samples leave the batch, and a call that would reveal nothing is skipped.
     """
     plan = decoding.plan(canvas.length) if plan is None else plan
     _check_registers(registers, decoding, draws_first=refresh is not None and 0 in refresh_at)
@@ -104,7 +104,7 @@ def _check_registers(registers: RegisterBank | None, decoding: Decoding, *, draw
 
 
 def reveal_rule(decoding: Decoding) -> RevealRule:
-    """Return the rule that a config names, or holds itself."""
+    """Return the reveal rule of a config, which holds its name or the rule itself."""
     if decoding.threshold is not None:
         return AboveThreshold(decoding.threshold)
     return RULES[decoding.rule] if isinstance(decoding.rule, str) else decoding.rule
@@ -175,7 +175,7 @@ def _in_block(bounds: Int[Tensor, "4"], tokens: TokenIds) -> Positions:
 def _proposed_at(
     rule: RevealRule, bounds: Int[Tensor, "4"], tokens: TokenIds, given: Positions, mask_id: int
 ) -> Positions:
-    """Return where tokens are proposed: at the hidden positions, or at all open ones of incomplete samples."""
+    """Return where tokens are proposed: at hidden positions; to revise, at all open ones of incomplete samples."""
     hidden = _hidden(bounds, tokens, mask_id)
     return _in_block(bounds, tokens) & ~given & hidden.any(dim=1, keepdim=True) if revises(rule) else hidden
 
@@ -185,7 +185,7 @@ def _proposed_at(
 
 @dataclass(frozen=True)
 class RevealConfig:
-    """What is the same for all calls of a decoding."""
+    """The settings that are the same for all calls of a decoding."""
 
     decoding: Decoding
     rule: RevealRule
@@ -203,7 +203,7 @@ class RevealConfig:
 
 @dataclass(frozen=True)
 class DemaskerStep:
-    """One demasker call and what it reveals, as a function of tensors: a GPU can record it as a graph."""
+    """One demasker call and its reveal step, as a function of tensors that a GPU can record as a graph."""
 
     demask: Demask
     config: RevealConfig
@@ -334,7 +334,7 @@ def _propose(
 
 @dataclass(frozen=True)
 class Engine:
-    """How a step is executed. It never changes the result."""
+    """How a step is executed: directly, compiled, or as a CUDA graph. The result is the same."""
 
     play: Play = eager
     reveal: Reveal = reveal  # or the same, compiled
@@ -345,10 +345,10 @@ PLAIN = Engine()
 
 @torch.no_grad()
 def settle(demask: Demask, canvas: Canvas, decoding: Decoding, *, streams: Streams) -> tuple[Canvas, Cost]:
-    """Fill the restricted positions by one call without registers, before anything else is decoded.
+    """Fill the restricted positions (healed tokens) with one call without registers, before all other tokens.
 
-    Tokens that are revealed together do not see each other. If the last word of a prompt were still masked, the
-    text after it, and the registers drawn for it, would continue a different word.
+    Tokens that are revealed in one call do not see each other. If the last token of a prompt were still masked,
+    the text after it and the drawn registers might continue a different word.
     """
     assert canvas.allowed is not None
     restricted = canvas.restricted() & canvas.masked()

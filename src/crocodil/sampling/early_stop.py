@@ -1,6 +1,7 @@
-"""Draws that stop early: z_s / signal is a bank of registers with noise, as the demasker reads it (decision D63).
+"""Stop a draw of registers early, at noisy registers (decision D63).
 
-Pure tensor mathematics.
+At time s, z_s / signal is the clean registers plus noise. The demasker is trained on such registers. Pure tensor
+mathematics.
 """
 
 from collections.abc import Callable
@@ -20,11 +21,11 @@ from crocodil.shapes import RegisterBank, RegisterTime
 
 @dataclass(frozen=True)
 class EarlyStop:
-    """Stop a draw where registers have noise of `noise_std`, without waiting for clean ones.
+    """Stop a draw when its registers have noise of `noise_std`, before they are clean.
 
-    All registers have one clock, so that the denoiser sees the times of its training. At the end the noisiest
-    coordinate has `noise_std`. Earlier blocks (decision D4), and coordinates of a smaller `scale` (D40), have less
-    and get the rest as fresh noise.
+    All registers share one base time, so that the denoiser sees the same times as in training. At the end the
+    noisiest coordinate has noise of `noise_std`. Earlier blocks (decision D4) and coordinates of a smaller `scale`
+    (D40) have less noise, and get the rest as fresh noise.
     """
 
     noise_std: float  # above 0, in the units of the encoder
@@ -49,7 +50,8 @@ class EarlyStop:
     def with_noise(self, registers: RegisterBank, *, streams: Streams) -> RegisterBank:
         """Return registers with noise of `noise_std` in all coordinates, given z_s / signal on the sphere.
 
-        Decision D20 for noisy registers: those on the sphere get the length sqrt(D (1 + std^2)) by their noise.
+        Clean registers are projected to the sphere (decision D20). With their noise, they have norm
+        sqrt(D (1 + std^2)).
         """
         signal, noise = self._levels
         std = noise / signal * self.scale
@@ -58,7 +60,7 @@ class EarlyStop:
         return perturb(longer, std=lacking, streams=streams)
 
     def noised(self, replaced: RegisterBank, time: RegisterTime, noise: RegisterBank) -> RegisterBank:
-        """Forward(z, s) for registers, in the units of the prior, that have the noise of such a draw already."""
+        """Forward(z, s) for registers that already have the noise of an early stop, in the units of the prior."""
         signal, level = (level[..., None] for level in signal_and_noise_level(time))
         present = signal * self.noise_std / self.scale
         return signal * replaced + (level.square() - present.square()).clamp(min=0).sqrt() * noise
@@ -72,7 +74,7 @@ class EarlyStop:
 
 
 def identity(registers: RegisterBank) -> RegisterBank:
-    """The units of a prior that is not standardised."""
+    """Return registers unchanged: the `unstandardise` of a prior that is not standardised."""
     return registers
 
 

@@ -1,7 +1,7 @@
-"""The networks as the samplers call them, with guidance inside.
+"""The networks with guidance, as functions that the samplers call.
 
-`Demask` is f_theta: canvas and registers in, logits at the wanted positions out. `Denoise` (`processes.gaussian`)
-is g_psi. Plans, reveal rules, randomness and costs are not known here.
+`Demask` is f_theta: it maps a canvas and registers to logits at the requested positions. `Denoise`
+(`processes.gaussian`) is g_psi. This module does not know plans, reveal rules, randomness or costs.
 """
 
 from collections.abc import Callable
@@ -45,9 +45,9 @@ class Guided:
 
 @dataclass(frozen=True)
 class PromptGuided:
-    """A base that is guided by its prompt instead of registers; without "registers", the prompt is masked.
+    """A base with classifier-free guidance by its prompt: the unconditional call masks the prompt.
 
-    With `strengthened`, this is LLaDA's classifier-free guidance: its scale s is guidance s + 1.
+    The prompt takes the place of registers in `strengthened`. LLaDA's scale s is guidance s + 1.
     """
 
     demasker: LLaDA
@@ -63,8 +63,8 @@ class PromptGuided:
 def strengthened(demask: Demask, guidance: float) -> Demask:
     """Classifier-free guidance by registers: without + guidance * (with - without).
 
-    1 is the guided demasker itself. Other values need a second call, and a demasker that was trained with empty
-    prefixes (decision D14).
+    Guidance 1 is the guided demasker itself. Other values need a second call, and a demasker that was trained with
+    empty prefixes, that is, sometimes without registers (decision D14).
     """
     if guidance == 1:
         return demask
@@ -82,11 +82,14 @@ def strengthened(demask: Demask, guidance: float) -> Demask:
 class GuidedDenoiser:
     """g_psi(z_s, s) with perturbed-attention (decision D33), self-conditioning (D42) and autoguidance (D43).
 
-    The first moves the prediction away from that of the same network with identity attention, where registers do
-    not attend to each other; 0 is no guidance. The second is without + scale * (with - without), where "without"
-    is the prediction of a self-conditioned denoiser that is not given its last prediction; 1 is no guidance. These
-    predictions come from one larger batch. The third is the same formula, with the prediction of a weaker network
-    for "without". Differences add up. The next step is given the prediction without guidance.
+    - Perturbed attention moves the prediction away from that of the same network with identity attention, where
+      registers do not attend to each other. Scale 0 is no guidance.
+    - Self-conditioning is without + scale * (with - without), where "without" is the prediction of a
+      self-conditioned denoiser that does not read its previous prediction. Scale 1 is no guidance.
+    - Autoguidance has the same formula; "without" is the prediction of a weaker network.
+
+    The first two are computed in one larger batch. If several are used, their differences are added. The next step
+    reads the prediction without guidance.
     """
 
     denoiser: Callable[..., RegisterBank]
@@ -134,10 +137,11 @@ class GuidedDenoiser:
 
 @dataclass(frozen=True)
 class DualGuided:
-    """G(eps, h_phi(x_t), h_kappa(c)) with a strength for each of condition and prompt (App. H, decision D57).
+    """G(eps, h_phi(x_t), h_kappa(c)) with a guidance scale for the condition and one for the prompt (App. H, D57).
 
-    Each is classifier-free guidance: the difference to the prediction with the null condition, or the null prompt,
-    is added (scale - 1) times. Any scale but 1 takes one more call. Other kinds of guidance are those of `guided`.
+    Both are classifier-free guidance: the difference to the prediction with the null condition, or the null
+    prompt, is added (scale - 1) times. Any scale but 1 takes one more call. `guided` adds the other kinds of
+    guidance.
     """
 
     guided: GuidedDenoiser

@@ -1,7 +1,7 @@
-"""Canvases to fill, and the state of a decoding: tokens, registers, random streams and costs of a batch.
+"""Canvases, and the state of the decode loop: tokens, registers, random streams and costs of a batch.
 
-Finished samples leave the batch and return to their position at the end. Networks and reveal rules are not known
-here.
+Finished samples leave the batch, and are put back at their position in the end. This module does not know networks
+or reveal rules.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ BATCH_SIZES = 4  # on a GPU a batch shrinks in this many steps: every size is re
 
 @dataclass(frozen=True)
 class Canvas:
-    """Token sequences with masks to fill. Visible tokens are given and stay."""
+    """Token sequences with masks to fill. Tokens that are visible at the start are given and never change."""
 
     tokens: TokenIds
     mask_id: int
@@ -97,7 +97,7 @@ Refresh: TypeAlias = Callable[[TokenIds, RegisterBank | None, Streams], Draw]
 
 
 def refresh_streams(streams: Streams, call: int) -> Streams:
-    """Return the streams that a refresh before this call gets; they tell which samples are left."""
+    """Return the random streams for a refresh before this call; they also tell which samples are left."""
     return streams.at("call", call, "refresh")
 
 
@@ -124,7 +124,7 @@ class Revealed(NamedTuple):
 class State:
     """The samples that are still being decoded.
 
-    It reads no tensor value unless a method says so: reading waits for the device.
+    Methods read no tensor value unless they say so, because reading waits for the device.
     """
 
     def __init__(self, canvas: Canvas, registers: RegisterBank | None, streams: Streams, spent: Cost) -> None:
