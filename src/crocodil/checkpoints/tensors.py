@@ -106,10 +106,10 @@ def _read_int8(handle: Any, file: Path, name: str, shape: tuple[int, ...]) -> Te
 
 
 def _read_packed(handle: Any, file: Path, name: str, shape: tuple[int, ...]) -> Tensor:
-    """Return the values of a matrix that `to_few_bits` rounded; the shapes tell its bits and the size of a group."""
+    """Return the values of a matrix that `to_few_bits` rounded; the shapes tell its bits and its groups."""
     rows, columns = shape
     stored_shape = handle.get_slice(name).get_shape()
-    bits = next((bits for bits in get_args(FewBits) if stored_shape == [rows, columns * bits // 8]), 4)
+    bits: FewBits = next((bits for bits in get_args(FewBits) if stored_shape == [rows, columns * bits // 8]), 4)
     packed = _read(handle, file, name, (rows, columns * bits // 8))
     scale = handle.get_tensor(scale_name(name))
     if scale.ndim != 2 or len(scale) != rows or not scale.numel() or columns % (2 * scale.shape[1]):

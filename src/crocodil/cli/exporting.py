@@ -41,8 +41,8 @@ def export(
         list[str] | None,
         typer.Option(
             metavar="[NETWORK=]8|6|5|4",
-            help="Store matrices in 8 bits, a quarter of the size on disk, or those of blocks in 6, 5 or 4, down to "
-            "a sixth; for all networks, or by name: --bits 4,demasker=8.",
+            help="Store matrices in 8 bits, a quarter of the size on disk, or those of blocks in 6, 5 or 4, down "
+            "to a sixth; for all networks, or by name: --bits 4,demasker=8.",
         ),
     ] = None,
     int8: Annotated[bool, typer.Option("--int8", help="Short for --bits 8.")] = False,
@@ -109,7 +109,9 @@ def _bits_of(values: Sequence[str]) -> int | dict[str, int] | None:
     for_all = [value for value in values if "=" not in value]
     wrong = [text for text in (*for_all, *named.values()) if not text.isdecimal()]
     if wrong or len(for_all) > 1:
-        raise ValueError(f"--bits takes 8, 6, 5 or 4 once for all networks, and NETWORK=BITS, not {' '.join(values)}")
+        raise ValueError(
+            f"--bits takes 8, 6, 5 or 4 once for all networks, and NETWORK=BITS, not {' '.join(values)}"
+        )
     by_name = {name: int(text) for name, text in named.items()}
     if not for_all:
         return by_name or None

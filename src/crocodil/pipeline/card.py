@@ -90,7 +90,9 @@ def _defaults(settings: Settings) -> str:
         for name, value in asdict(getattr(settings, part)).items()
         if value != getattr(getattr(usual, part), name)
     ]
-    return f"By default it fills {settings.length} tokens, with {', '.join(changed) or 'the settings of the paper'}."
+    return (
+        f"By default it fills {settings.length} tokens, with {', '.join(changed) or 'the settings of the paper'}."
+    )
 
 
 def _shape(network: nn.Module) -> str:

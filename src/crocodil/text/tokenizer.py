@@ -235,10 +235,10 @@ def heal_beginning(text: str, tokenizer: Tokenizer) -> Healed:
 
 
 def _readings(text: str, tokenizer: Tokenizer) -> list[tuple[int, list[int]]]:
-    """Return ways to tokenize a suffix, the best first, each with the number of tokens that may be removed.
+    r"""Return ways to tokenize a suffix, the best first, each with the number of tokens that may be removed.
 
-    Alone, "    return" is "   ", " return". After a line break our tokenizers read "\\n    ", "return" and keep the
-    whitespace together; others read "\\n   ", " return".
+    Alone, "    return" is "   ", " return". After a line break, our tokenizers read "\n    ", "return" and keep
+    whitespace together; others read "\n   ", " return".
     """
     ids, rest = tokenizer.encode(text), text.lstrip(_WHITESPACE)
     if not ids:

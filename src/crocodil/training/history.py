@@ -29,16 +29,19 @@ def history(directory: Path, stages: Iterable[str]) -> list[StageHistory]:
 
     A stage's own record counts: run.json has the settings of the stage that started last, which may differ.
     """
-    return [StageHistory(stage, *_loop(directory, stage), _minutes(directory / stage)) for stage in stages]
+    return [
+        StageHistory(stage=stage, minutes=_minutes(directory / stage), **_loop(directory, stage))
+        for stage in stages
+    ]
 
 
-def _loop(directory: Path, stage: str) -> list[Any]:
+def _loop(directory: Path, stage: str) -> dict[str, Any]:
     file, loop = directory / stage / STAGE_FILE, f"{stage}_loop"
     if file.exists():
         settings = read_checksummed(file).get("settings", {})
-        return [settings.get(f"{loop}.{field}") for field in _FIELDS]
+        return {field: settings.get(f"{loop}.{field}") for field in _FIELDS}
     values = dict(read_run_file(directory).get(loop) or {})
-    return [values.get(field) for field in _FIELDS]
+    return {field: values.get(field) for field in _FIELDS}
 
 
 def _minutes(stage: Path) -> float | None:
