@@ -38,7 +38,7 @@ RESULTS, DOCS = ROOT / "results", ROOT / "docs"
 README, CARD, PAGE = ROOT / "README.md", ROOT / "src" / "crocodil" / "builtin" / "README.md", DOCS / "results.md"
 FIRST = DOCS / "first-model.md"
 LOG, QUICKSTART, HOW = DOCS / "research-log.md", DOCS / "quickstart.md", DOCS / "how-it-works.md"
-OWN = ROOT / folders_of(CARD.read_text())[0]  # the rows of the built-in model
+OWN = ROOT / folders_of(README.read_text())[0]  # the rows of the built-in model
 FOLDERS = sorted(file.parent for file in RESULTS.rglob("conditions.json"))
 every_folder = pytest.mark.parametrize("folder", FOLDERS, ids=[folder.name for folder in FOLDERS])
 
