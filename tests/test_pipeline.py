@@ -647,7 +647,7 @@ def test_export_takes_settings_and_leaves_networks_out(trained, corpus, tmp_path
     card = (tmp_path / "model" / "README.md").read_text()
     assert "| guided | 40 | 16 | adamw | 0.004 | 0." in card
     assert "| base | LLaDA" not in card
-    assert "| conditional | 2 layers x 64, 4 registers | " in card
+    assert "| denoiser, both priors | 2 layers x 64, 4 registers | " in card
     assert " | 5 bits |" in card
     assert "By default it fills 64 tokens, with `calls` 8, `rule` remask, `temperature` 0.7" in card
     assert "license: mit" in card

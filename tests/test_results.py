@@ -7,14 +7,17 @@ folder of its rows in their marks (`crocodil.reproduce.pages`): for another mode
 import json
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from crocodil.checkpoints.format import model_config
 from crocodil.metrics.text_statistics import parses_as_python
 from crocodil.pipeline import Crocodil, Method
 from crocodil.pipeline.card import NOT_YET_MEASURED
+from crocodil.pipeline.settings import BUILTIN, model_folder, read_settings, settings_file
 from crocodil.presets.changes import with_changes
 from crocodil.presets.rates import hours, rate_of
 from crocodil.presets.runs import assumed_corpus, preset
@@ -98,7 +101,7 @@ def test_a_page_without_marks_or_with_an_unknown_table_is_refused(own_rows, tmp_
     with pytest.raises(ValueError, match="marks no place for tables"):
         write_page(tmp_path / "page.md", own_rows, OWN)
     (tmp_path / "page.md").write_text(f"{NOT_YET_MEASURED} and <!-- report of -: luck -->\n<!-- end of report -->")
-    with pytest.raises(ValueError, match="a page asks for 'luck': choose from base, speed-up"):
+    with pytest.raises(ValueError, match="a page asks for 'luck': choose from conditions, base"):
         write_page(tmp_path / "page.md", own_rows, OWN)
 
 
@@ -234,6 +237,16 @@ def test_the_caveats_state_what_rows_and_log_say(found, rows):
 
 # ---------------------------------------------------------------- memory and hours, and a pretrained start
 
+
+def with_shapes_of_the_built_in_model(run):
+    networks = {
+        name: model_config(model_folder(BUILTIN) / name) for name in ("demasker", "encoder", "conditional")
+    }
+    prior = replace(run.prior, num_registers=networks["conditional"].num_registers)
+    lengths = read_settings(settings_file(BUILTIN)).lengths
+    return replace(run, prior=prior, lengths=lengths, **networks)
+
+
 WHOLE_BATCHES = ("base_loop.num_accumulated=1", "guided_loop.num_accumulated=1")
 
 
@@ -251,7 +264,9 @@ def test_the_pages_state_memory_and_hours_that_follow_from_estimates_and_measure
     assert f"in whole batches ({whole['guided']})" in readme
     assert f"| `paper-one-gpu` | {gigabytes(one_gpu)['guided']} |" in readme
     assert f"8 devices: {gigabytes(paper, 8)['guided']} each" in readme
-    assert f"{gigabytes(of('small', *WHOLE_BATCHES, 'guided_loop.batch_size=32'))['guided']} at batch 32" in readme
+    tuned = with_shapes_of_the_built_in_model(of("small", *WHOLE_BATCHES, "guided_loop.batch_size=32"))
+    assert f"{gigabytes(tuned)['guided']} at batch 32" in readme
+    assert f"batch 32 | guided | {gigabytes(tuned)['guided']} |" in quickstart
     tokens = small.guided_loop.num_steps * small.guided_loop.batch_size * sum(small.lengths) / len(small.lengths)
     minutes = [tokens / 1453e3 / 60, tokens / 780e3 / 60, small.conditional_loop.num_steps * 0.082 / 60]
     assert f"about {sum(minutes):.0f} minutes measured on one H200" in readme

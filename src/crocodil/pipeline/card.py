@@ -26,7 +26,7 @@ class Card:
 
 UNKNOWN = Card()
 # `crocodil report --page README.md` replaces what stands between the comments.
-NOT_YET_MEASURED = """<!-- report of -: base, speed-up, quality, measurements, targets -->
+NOT_YET_MEASURED = """<!-- report of -: conditions, base, speed-up, quality, measurements, targets -->
 Not measured yet: `crocodil evaluate` measures it.
 <!-- end of report -->"""
 
@@ -67,8 +67,10 @@ def _body(
     yield "| network | shape | parameters | matrices stored in |\n|---|---|---|---|"
     for part, network in networks.items():
         count = sum(parameter.numel() for parameter in network.parameters())
+        is_both = part == "conditional" and "prior" not in networks  # decision D15
+        part_name = "denoiser, both priors" if is_both else part.replace("_", " ")
         stored = "floats" if bits.get(part) is None else f"{bits[part]} bits"
-        yield f"| {part.replace('_', ' ')} | {_shape(network)} | {count:,} | {stored} |"
+        yield f"| {part_name} | {_shape(network)} | {count:,} | {stored} |"
     yield f"\n{_defaults(settings)}"
     yield f'\n## Use\n\n```python\nfrom crocodil import Crocodil\n\npipe = Crocodil.from_pretrained("{name}")'
     yield "print(pipe.generate(seed=0).texts[0])\n```\n"

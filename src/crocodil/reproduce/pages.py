@@ -72,6 +72,19 @@ def write_page(file: Path, results: Results, folder: Path) -> None:
         unfinished.write_text(filled(page, results, folder), encoding="utf-8")
 
 
+def conditions(results: Results, folder: Path) -> list[Block]:
+    """Say who judged how many samples."""
+    (row, *_) = results["model"]
+    counts = {real["length"]: real["num_samples"] for real in results["reference"]}
+    samples = ", ".join(f"{count:,} at {length} tokens" for length, count in counts.items())
+    where = f"{row['dtype']} on {row['device']}, seed {row['seed']}"
+    return [
+        Text(
+            f"Judge: {row['judge']}. Samples of each row: {samples}; {where}. All rows are in `{folder.as_posix()}`."
+        )
+    ]
+
+
 # ---------------------------------------------------------------- the base, and speed-ups over it
 
 
@@ -287,6 +300,7 @@ def reached(results: Results, folder: Path) -> list[Block]:
 
 
 BLOCKS: Mapping[str, Callable[[Results, Path], Sequence[Block]]] = {
+    "conditions": conditions,
     "base": base_line,
     "speed-up": speedup,
     "speed-up per token": speedup_per_token,
