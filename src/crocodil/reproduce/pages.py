@@ -78,11 +78,8 @@ def conditions(results: Results, folder: Path) -> list[Block]:
     counts = {real["length"]: real["num_samples"] for real in results["reference"]}
     samples = ", ".join(f"{count:,} at {length} tokens" for length, count in counts.items())
     where = f"{row['dtype']} on {row['device']}, seed {row['seed']}"
-    return [
-        Text(
-            f"Judge: {row['judge']}. Samples of each row: {samples}; {where}. All rows are in `{folder.as_posix()}`."
-        )
-    ]
+    rows = f"All rows are in `{folder.as_posix()}`."
+    return [Text(f"Judge: {row['judge']}. Samples of each row: {samples}; {where}. {rows}")]
 
 
 # ---------------------------------------------------------------- the base, and speed-ups over it
