@@ -341,10 +341,10 @@ def _named(option: str, values: Sequence[str]) -> dict[str, str]:
 
 
 def _training(index: int, num_models: int, runs: Sequence[Path], base_runs: Sequence[Path]) -> "dict[str, dict]":
-    from crocodil.training.run_config import read_run_file
+    from crocodil.training.history import recorded_run
 
     paths = {"run": _each("run", runs, num_models, index), "base": _each("base-run", base_runs, num_models, index)}
-    return {name: read_run_file(path) for name, path in paths.items() if path is not None}
+    return {name: recorded_run(path) for name, path in paths.items() if path is not None}
 
 
 def _each(option: str, paths: Sequence[Path], num_models: int, index: int) -> Path | None:

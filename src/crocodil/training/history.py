@@ -9,6 +9,7 @@ from crocodil.training.journal import METRICS_FILE, read_rows
 from crocodil.training.record import STAGE_FILE, read_checksummed
 from crocodil.training.run_config import read_run_file
 
+_STAGES = ("base", "guided", "prior", "conditional", "distilled")  # in this order; the last one counts
 _FIELDS = ("num_steps", "batch_size", "optimiser", "learning_rate")
 
 
@@ -24,24 +25,34 @@ class StageHistory:
     minutes: float | None  # of training steps, without validation and checkpoints
 
 
-def history(directory: Path, stages: Iterable[str]) -> list[StageHistory]:
-    """Return what is known of these stages of a run.
+def recorded_run(directory: Path) -> dict[str, Any]:
+    """Return run.json of a run, with the settings that each stage recorded for itself.
 
-    A stage's own record counts: run.json has the settings of the stage that started last, which may differ.
+    run.json has all settings of the stage that started last: those of earlier stages may be other ones there.
     """
-    return [
-        StageHistory(stage=stage, minutes=_minutes(directory / stage), **_loop(directory, stage))
-        for stage in stages
-    ]
+    values = read_run_file(directory)
+    for stage in _STAGES:
+        file = directory / stage / STAGE_FILE
+        settings = read_checksummed(file).get("settings", {}) if file.exists() else {}
+        for name, value in settings.items():
+            *path, field = name.split(".")
+            part = values
+            for key in path:
+                if not isinstance(part.get(key), dict):
+                    part[key] = {}
+                part = part[key]
+            part[field] = value
+    return values
 
 
-def _loop(directory: Path, stage: str) -> dict[str, Any]:
-    file, loop = directory / stage / STAGE_FILE, f"{stage}_loop"
-    if file.exists():
-        settings = read_checksummed(file).get("settings", {})
-        return {field: settings.get(f"{loop}.{field}") for field in _FIELDS}
-    values = dict(read_run_file(directory).get(loop) or {})
-    return {field: values.get(field) for field in _FIELDS}
+def history(directory: Path, stages: Iterable[str]) -> list[StageHistory]:
+    """Return what is known of these stages of a run."""
+    values, found = recorded_run(directory), []
+    for stage in stages:
+        loop = dict(values.get(f"{stage}_loop") or {})
+        fields = {field: loop.get(field) for field in _FIELDS}
+        found.append(StageHistory(stage=stage, minutes=_minutes(directory / stage), **fields))
+    return found
 
 
 def _minutes(stage: Path) -> float | None:
