@@ -425,7 +425,7 @@ def matrix():
     return torch.randn(16, 128, generator=generator_for("matrix"))
 
 
-@pytest.mark.parametrize(("bits", "group"), [(4, 32), (4, 64), (5, 32), (6, 32)])
+@pytest.mark.parametrize(("bits", "group"), [(3, 32), (4, 32), (4, 64), (5, 32), (6, 32)])
 def test_few_bits_take_the_nearest_point_of_the_grid_of_each_group(matrix, bits, group):
     packed, scale = to_few_bits(matrix, bits, group)
     assert (packed.shape, scale.shape) == ((16, 16 * bits), (16, 128 // group))
@@ -435,7 +435,7 @@ def test_few_bits_take_the_nearest_point_of_the_grid_of_each_group(matrix, bits,
     error = (from_few_bits(packed, scale, bits) - matrix).abs()
     assert torch.allclose(error, nearest, atol=1e-6)
     inside = (matrix >= grid.amin(dim=-1)) & (matrix <= grid.amax(dim=-1))
-    assert inside.float().mean() > 0.95
+    assert inside.float().mean() > 0.9
     assert (error <= step.abs() * 0.501)[inside].all()
 
 
@@ -445,14 +445,14 @@ def test_clipping_the_range_of_int4_lowers_its_error(matrix, monkeypatch):
     assert clipped < 0.97 * (from_few_bits(*to_few_bits(matrix)) - matrix).square().mean()
 
 
-@pytest.mark.parametrize("bits", [4, 5, 6])
+@pytest.mark.parametrize("bits", [3, 4, 5, 6])
 def test_every_number_of_a_few_bits_comes_back_exactly(bits):
     end = 2 ** (bits - 1)
     steps = torch.arange(-end, end).repeat(2, 2).float()
     for scale in (0.25, -0.25):
         values = steps * scale
         packed, scales = to_few_bits(values, bits, group=2 * end)
-        assert packed[0, :2].tolist() == [0x10, 0x32]
+        assert packed[0, :2].tolist() == ([0xAA, 0xAA] if bits == 3 else [0x10, 0x32])
         assert packed.shape[1] == 4 * end * bits // 8
         assert (scales == scale).all()
         assert torch.equal(from_few_bits(packed, scales, bits), values)
@@ -486,7 +486,7 @@ def test_int4_is_for_matrices_of_blocks_whose_columns_fill_groups(in_int4):
 @pytest.mark.parametrize("name", BUILDERS)
 def test_every_network_loads_from_few_bits_and_one_bit_more_halves_the_error(tmp_path, name):
     model = BUILDERS[name]()
-    for bits, bound in ((4, 0.15), (5, 0.075), (6, 0.0375)):
+    for bits, bound in ((3, 0.3), (4, 0.15), (5, 0.075), (6, 0.0375)):
         save_model(model, tmp_path / f"{bits}", bits=bits)
         loaded = load_model(tmp_path / f"{bits}").state_dict()
         for key, tensor in model.state_dict().items():

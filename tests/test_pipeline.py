@@ -652,7 +652,7 @@ def test_export_takes_settings_and_leaves_networks_out(trained, corpus, tmp_path
     assert "By default it fills 64 tokens, with `calls` 8, `rule` remask, `temperature` 0.7" in card
     assert "license: mit" in card
     for options, message in (
-        (["--bits", 7], "stored in 8, 6, 5 or 4 bits"),
+        (["--bits", 7], "stored in 8, 6, 5, 4 or 3 bits"),
         (["--bits", 4, "--int8"], "choose one"),
         (["--bits", "encode=4"], "no network 'encode'"),
         (["--bits", 4, "--bits", 8], "once for all networks"),

@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Float, Float16, Int8, UInt8
 from torch import Tensor
 
-FewBits: TypeAlias = Literal[6, 5, 4]  # with one scale per group of columns
-Bits: TypeAlias = Literal[8, 6, 5, 4]
+FewBits: TypeAlias = Literal[6, 5, 4, 3]  # with one scale per group of columns
+Bits: TypeAlias = Literal[8, 6, 5, 4, 3]
 
 LARGEST = 127  # of int8; -128 is not used: the grid is symmetric
 GROUP = 32  # columns that share one scale, if there are fewer bits than 8
@@ -46,7 +46,7 @@ def quantised(tensors: Mapping[str, Tensor], bits: Bits) -> dict[str, Tensor]:
 def checked_bits(bits: int | None, int8: bool = False) -> Bits | None:
     """Return the bits that a user asked for, None for weights as they are; `int8` is short for 8 bits."""
     if bits is not None and bits not in get_args(Bits):
-        raise ValueError(f"bits is {bits}: matrices are stored in 8, 6, 5 or 4 bits")
+        raise ValueError(f"bits is {bits}: matrices are stored in 8, 6, 5, 4 or 3 bits")
     if int8 and bits not in (None, 8):
         raise ValueError(f"int8 and {bits} bits were both asked for: choose one")
     return 8 if int8 else bits  # type: ignore[return-value]
@@ -110,9 +110,9 @@ def _nearest(values: Float[Tensor, "R G S"], scale: Float[Tensor, "R G 1"], end:
 
 
 def _packed(steps: UInt8[Tensor, "R C"], bits: FewBits) -> UInt8[Tensor, "R P"]:
-    """Put the low four bits of two columns into a byte, then each higher bit of eight columns into another."""
-    parts = [(steps[:, 0::2] & 15) | (steps[:, 1::2] << 4)]
-    for place in range(4, bits):
+    """Put the low four bits of two columns into a byte, then each other bit of eight columns into another."""
+    parts = [(steps[:, 0::2] & 15) | (steps[:, 1::2] << 4)] if bits >= 4 else []
+    for place in range(_first_plane(bits), bits):
         eight = ((steps >> place) & 1).unflatten(1, (-1, 8))
         parts.append((eight << torch.arange(8, dtype=torch.uint8)).sum(dim=2, dtype=torch.uint8))
     return torch.cat(parts, dim=1)
@@ -120,9 +120,15 @@ def _packed(steps: UInt8[Tensor, "R C"], bits: FewBits) -> UInt8[Tensor, "R P"]:
 
 def _unpacked(packed: UInt8[Tensor, "R P"], bits: FewBits) -> UInt8[Tensor, "R C"]:
     columns = packed.shape[1] * 8 // bits
-    low, *high = packed.split([columns // 2] + [columns // 8] * (bits - 4), dim=1)
-    steps = torch.stack((low & 15, low >> 4), dim=2).flatten(1)
-    for place, plane in enumerate(high, start=4):
+    first = _first_plane(bits)
+    low, *planes = packed.split([columns * first // 8] + [columns // 8] * (bits - first), dim=1)
+    steps = torch.stack((low & 15, low >> 4), dim=2).flatten(1) if first else low.new_zeros(len(low), columns)
+    for place, plane in enumerate(planes, start=first):
         eight = (plane[:, :, None] >> torch.arange(8, dtype=torch.uint8)) & 1
         steps = steps | (eight.flatten(1) << place)
     return steps
+
+
+def _first_plane(bits: FewBits) -> int:
+    """Return the lowest bit that is stored in a byte of eight columns."""
+    return 4 if bits >= 4 else 0

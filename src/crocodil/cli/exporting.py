@@ -40,9 +40,9 @@ def export(
     bits: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="[NETWORK=]8|6|5|4",
-            help="Store matrices in 8 bits, a quarter of the size on disk, or those of blocks in 6, 5 or 4, down "
-            "to a sixth; for all networks, or by name: --bits 4,demasker=8.",
+            metavar="[NETWORK=]8|6|5|4|3",
+            help="Store matrices in 8 bits, a quarter of the size on disk, or those of blocks in 6 to 3, down "
+            "to an eighth; for all networks, or by name: --bits 4,demasker=8.",
         ),
     ] = None,
     int8: Annotated[bool, typer.Option("--int8", help="Short for --bits 8.")] = False,
@@ -110,7 +110,7 @@ def _bits_of(values: Sequence[str]) -> int | dict[str, int] | None:
     wrong = [text for text in (*for_all, *named.values()) if not text.isdecimal()]
     if wrong or len(for_all) > 1:
         raise ValueError(
-            f"--bits takes 8, 6, 5 or 4 once for all networks, and NETWORK=BITS, not {' '.join(values)}"
+            f"--bits takes 8, 6, 5, 4 or 3 once for all networks, and NETWORK=BITS, not {' '.join(values)}"
         )
     by_name = {name: int(text) for name, text in named.items()}
     if not for_all:
