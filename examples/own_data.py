@@ -113,7 +113,10 @@ def conditional_stage(pipe: Crocodil, guided: GuidedStage, cache: Path) -> Condi
         data,
         pipe.mask_id,
         PriorObjective(
-            largest_offset=pipe.settings.drawing.largest_offset, bare_rate=0.75, condition_drop_rate=0.0
+            largest_offset=pipe.settings.drawing.largest_offset,
+            time_shift=pipe.settings.drawing.time_shift,
+            bare_rate=0.75,
+            condition_drop_rate=0.0,
         ),
         retokenizer=guided.retokenizer,
     )

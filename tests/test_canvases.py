@@ -17,7 +17,7 @@ from crocodil.processes.reveal import MostConfident, Remask
 from crocodil.sampling.configs import Decoding
 from crocodil.sampling.decode import decode, settle
 from crocodil.sampling.guidance import Unguided
-from crocodil.text.tokenizer import Tokenizer
+from crocodil.text.tokenizer import Tokenizer, heal_beginning
 
 LENGTH = 32
 PROGRAMS = [
@@ -98,10 +98,18 @@ def test_a_prefix_goes_on_at_the_indentation_that_the_demasker_wants(prefix):
         assert f"{prefix}\n" in tokenizer().decode(made.tokens[0].tolist())
 
 
+@pytest.mark.parametrize("suffix", ["    return x\n", "\n\nx = 1\n", "\n    return x\n", "  ) + 1\n"])
+def test_the_rest_of_a_healed_suffix_has_the_tokens_that_it_has_after_a_line_break(suffix):
+    kept, fitting = heal_beginning(suffix, tokenizer())
+    assert fitting
+    assert tokenizer().encode(f"\n{suffix}")[-len(kept) :] == kept
+
+
 def test_a_suffix_may_begin_at_a_line_of_its_own():
     how = decoding(temperature=0.0)
     (text,) = texts_of([Given(prefix="def f():", suffix="    return rows\n")], eager("\n    "), how)
-    assert text.endswith("\n    \n    return rows\n")
+    assert text.endswith("    return rows\n")
+    assert text.splitlines()[-1].strip() == "return rows"
 
 
 def test_what_is_healed_is_masked_so_that_registers_are_drawn_without_it():
@@ -110,7 +118,8 @@ def test_what_is_healed_is_masked_so_that_registers_are_drawn_without_it():
     fixed = masked_canvas(replace(plain, heal=False), tokenizer(), length=LENGTH)
     changed = (healed.tokens[0] != fixed.tokens[0]).nonzero().flatten().tolist()
     assert changed == healed.allowed.row[0].nonzero().flatten().tolist()
-    assert [tokenizer().decode([special.bos, i]) for i in fixed.tokens[0, changed].tolist()] == ["\n", "\n\n"]
+    borders = [tokenizer().encode(plain.prefix)[-1], tokenizer().encode(plain.suffix)[0]]
+    assert fixed.tokens[0, changed].tolist() == borders
     assert (healed.tokens[0, changed] == special.mask).all()
 
 

@@ -11,7 +11,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3Model
 from crocodil.checkpoints.checksums import write_checksums
 from crocodil.checkpoints.format import load_model, save_model
 from crocodil.checkpoints.llada import llada_config, llada_name, load_llada
-from crocodil.checkpoints.quantised import from_int4, from_int8, to_int4, to_int8
+from crocodil.checkpoints.quantised import from_few_bits, from_int8, to_few_bits, to_int8
 from crocodil.checkpoints.qwen3 import load_qwen3_embedding
 from crocodil.checkpoints.tensors import write_tensors
 from crocodil.models.llada import LLaDA, LLaDAConfig
@@ -379,7 +379,7 @@ def test_int8_takes_a_quarter_of_the_size(tmp_path):
         (lambda w: w.pop(f"{MATRIX}.scale"), rf"lacks {MATRIX}\.scale, which the int8 matrix {MATRIX} needs"),
         (
             lambda w: w.update({MATRIX: w[MATRIX].float()}),
-            f"{MATRIX} has a scale, but is neither an int8 nor an int4 matrix",
+            f"{MATRIX} has a scale, but is neither an int8 nor a packed matrix",
         ),
         (
             lambda w: w.update({f"{MATRIX}.scale": torch.ones(48, 1)}),
@@ -410,7 +410,7 @@ def test_zero_rows_stay_zero_and_non_finite_values_are_refused():
         to_int8(torch.tensor([[1.0, torch.inf]]))
 
 
-# ---------------------------------------------------------------- int4
+# ---------------------------------------------------------------- four to six bits
 
 
 @pytest.fixture
@@ -425,34 +425,37 @@ def matrix():
     return torch.randn(16, 128, generator=generator_for("matrix"))
 
 
-@pytest.mark.parametrize("group", [32, 64])
-def test_int4_takes_the_nearest_point_of_the_grid_of_each_group(matrix, group):
-    packed, scale = to_int4(matrix, group)
-    assert (packed.shape, scale.shape) == ((16, 64), (16, 128 // group))
+@pytest.mark.parametrize(("bits", "group"), [(3, 32), (4, 32), (4, 64), (5, 32), (6, 32)])
+def test_few_bits_take_the_nearest_point_of_the_grid_of_each_group(matrix, bits, group):
+    packed, scale = to_few_bits(matrix, bits, group)
+    assert (packed.shape, scale.shape) == ((16, 16 * bits), (16, 128 // group))
     step = scale.float().repeat_interleave(group, dim=1)
-    grid = torch.arange(-8, 8) * step[..., None]
+    grid = torch.arange(-(2 ** (bits - 1)), 2 ** (bits - 1)) * step[..., None]
     nearest = (grid - matrix[..., None]).abs().amin(dim=-1)
-    error = (from_int4(packed, scale) - matrix).abs()
+    error = (from_few_bits(packed, scale, bits) - matrix).abs()
     assert torch.allclose(error, nearest, atol=1e-6)
     inside = (matrix >= grid.amin(dim=-1)) & (matrix <= grid.amax(dim=-1))
-    assert inside.float().mean() > 0.95
+    assert inside.float().mean() > 0.9
     assert (error <= step.abs() * 0.501)[inside].all()
 
 
 def test_clipping_the_range_of_int4_lowers_its_error(matrix, monkeypatch):
-    clipped = (from_int4(*to_int4(matrix)) - matrix).square().mean()
+    clipped = (from_few_bits(*to_few_bits(matrix)) - matrix).square().mean()
     monkeypatch.setattr("crocodil.checkpoints.quantised.CLIPS", (1.0,))
-    assert clipped < 0.97 * (from_int4(*to_int4(matrix)) - matrix).square().mean()
+    assert clipped < 0.97 * (from_few_bits(*to_few_bits(matrix)) - matrix).square().mean()
 
 
-def test_every_number_of_four_bits_comes_back_exactly():
-    steps = torch.arange(-8, 8).repeat(2, 2).float()
+@pytest.mark.parametrize("bits", [3, 4, 5, 6])
+def test_every_number_of_a_few_bits_comes_back_exactly(bits):
+    end = 2 ** (bits - 1)
+    steps = torch.arange(-end, end).repeat(2, 2).float()
     for scale in (0.25, -0.25):
         values = steps * scale
-        packed, scales = to_int4(values)
-        assert packed[0, :2].tolist() == [0x10, 0x32]
-        assert scales.tolist() == [[scale], [scale]]
-        assert torch.equal(from_int4(packed, scales), values)
+        packed, scales = to_few_bits(values, bits, group=2 * end)
+        assert packed[0, :2].tolist() == ([0xAA, 0xAA] if bits == 3 else [0x10, 0x32])
+        assert packed.shape[1] == 4 * end * bits // 8
+        assert (scales == scale).all()
+        assert torch.equal(from_few_bits(packed, scales, bits), values)
 
 
 def test_what_was_rounded_to_int4_stays_as_it_is(in_int4, tmp_path):
@@ -466,10 +469,10 @@ def test_what_was_rounded_to_int4_stays_as_it_is(in_int4, tmp_path):
 
 
 def test_groups_of_zeros_stay_zero_and_what_int4_cannot_hold_is_refused():
-    assert torch.equal(from_int4(*to_int4(torch.zeros(2, 64))), torch.zeros(2, 64))
+    assert torch.equal(from_few_bits(*to_few_bits(torch.zeros(2, 64))), torch.zeros(2, 64))
     for value in (torch.nan, torch.inf, 1e6):
         with pytest.raises(ValueError, match="NaN, infinite or huge values cannot be stored as int4"):
-            to_int4(torch.full((1, 32), value))
+            to_few_bits(torch.full((1, 32), value))
 
 
 def test_int4_is_for_matrices_of_blocks_whose_columns_fill_groups(in_int4):
@@ -481,12 +484,13 @@ def test_int4_is_for_matrices_of_blocks_whose_columns_fill_groups(in_int4):
 
 
 @pytest.mark.parametrize("name", BUILDERS)
-def test_every_network_loads_from_int4(tmp_path, name):
+def test_every_network_loads_from_few_bits_and_one_bit_more_halves_the_error(tmp_path, name):
     model = BUILDERS[name]()
-    save_model(model, tmp_path / "model", bits=4)
-    loaded = load_model(tmp_path / "model").state_dict()
-    for key, tensor in model.state_dict().items():
-        assert (loaded[key] - tensor).norm() <= 0.15 * tensor.norm()
+    for bits, bound in ((3, 0.3), (4, 0.15), (5, 0.075), (6, 0.0375)):
+        save_model(model, tmp_path / f"{bits}", bits=bits)
+        loaded = load_model(tmp_path / f"{bits}").state_dict()
+        for key, tensor in model.state_dict().items():
+            assert (loaded[key] - tensor).norm() <= bound * tensor.norm()
 
 
 def test_int4_takes_a_sixth_of_the_size_and_logits_stay_close(tmp_path):
@@ -502,7 +506,7 @@ def test_int4_takes_a_sixth_of_the_size_and_logits_stay_close(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda w: w.pop(f"{MATRIX}.scale"), rf"lacks {MATRIX}\.scale, which the int4 matrix {MATRIX} needs"),
+        (lambda w: w.pop(f"{MATRIX}.scale"), rf"lacks {MATRIX}\.scale, which the packed matrix {MATRIX} needs"),
         (lambda w: w.update({MATRIX: w[MATRIX][1:]}), rf"{MATRIX} has shape \(47, 16\)"),
         (
             lambda w: w.update({f"{MATRIX}.scale": w[f"{MATRIX}.scale"][1:]}),
@@ -526,7 +530,7 @@ def test_int4_takes_a_sixth_of_the_size_and_logits_stay_close(tmp_path):
             lambda w: w.update(
                 {"norm.weight": torch.ones(32, dtype=torch.uint8), "norm.weight.scale": torch.ones(32)}
             ),
-            r"norm\.weight is int4, but not a matrix",
+            r"norm\.weight is packed, but not a matrix",
         ),
     ],
 )

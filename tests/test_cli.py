@@ -15,12 +15,15 @@ from crocodil.cli import app, main, options
 from crocodil.cli.texts import NewFolder
 from crocodil.judges import DEFAULT_JUDGE, PACKAGED
 from crocodil.pipeline.folder import NETWORKS
+from crocodil.pipeline.settings import BUILTIN, read_settings, settings_file
 from crocodil.presets.runs import ABLATIONS, FROM_CAUSAL, FROM_PRETRAINED, FROM_SCRATCH
 from crocodil.reproduce.experiments import NAMES
 from crocodil.reproduce.protocol import PROTOCOLS
 from crocodil.runtime.config import Temperature, config
 from crocodil.sampling.configs import Decoding, Drawing
 from crocodil.training.run import STAGES
+
+BUILT_IN = read_settings(settings_file(BUILTIN))
 
 
 def run(*arguments):
@@ -54,7 +57,7 @@ def failure(capsys, monkeypatch, *arguments):
         (["generate", "--block-size", "0"], "'--block-size': should be greater than or equal to 1"),
         (["generate", "--block-size", "24"], "block_size 24 does not divide length 256: take 16 or 32"),
         (["generate", "--calls", "257"], "257 calls for 256 tokens"),
-        (["generate", "--length", "1000"], "this model fills canvases of 2 to 512 tokens, not 1000"),
+        (["generate", "--length", "9999"], f"fills canvases of 2 to {BUILT_IN.lengths[-1]} tokens, not 9999"),
         (["generate", "--device", "gpu"], "no device 'gpu': choose cpu, cuda or cuda:N"),
         (["generate", "--device", "mps"], "no device 'mps': choose cpu, cuda or cuda:N"),
         (

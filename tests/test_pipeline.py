@@ -45,7 +45,7 @@ def folder(trained, corpus, tmp_path_factory):
     """A model folder, made of a training run as a user makes it; its priors take fewer steps than the paper's."""
     out = tmp_path_factory.mktemp("model")
     made = run("export", trained, "--data", corpus.directory, "--out", out / "whole")
-    assert made.output.strip() == f"{out / 'whole'}: demasker, encoder, prior, conditional, base"
+    assert re.findall(r"(\w+) [0-9.]+ MB", made.output) == ["demasker", "encoder", "prior", "conditional", "base"]
     model = Crocodil.from_pretrained(out / "whole", device="cpu")
     assert model.settings == Settings(length=64)
     with_drawing(model, prior_steps=12, refresh_steps=4).save_pretrained(out / "quick")
@@ -628,9 +628,12 @@ def test_export_takes_settings_and_leaves_networks_out(trained, corpus, tmp_path
     asked = ["export", trained, "--data", corpus.directory, "--out", tmp_path / "model"]
     settings = ["--prior-steps", 12, "--refresh-steps", 4, "--eta", 1, "--temperature", 0.7, "--top-p", 0.9]
     settings += ["--pag-scale", 2, "--rule", "remask", "--calls", 8, "--autoguidance", 1.5]
-    settings += ["--weak-prior", trained / "conditional" / "model" / "denoiser"]
-    made = run(*asked, "--without", "base", "--without", "prior", "--bits", 4, "--bits", "encoder=8", *settings)
-    assert made.output.strip() == f"{tmp_path / 'model'}: demasker, encoder, conditional, weak_prior"
+    settings += ["--weak-prior", trained / "conditional" / "model" / "denoiser", "--license", "mit"]
+    made = run(*asked, "--without", "base", "--without", "prior", "--bits", "4,encoder=8,conditional=5", *settings)
+    names = ["demasker", "encoder", "conditional", "weak_prior"]
+    sizes = [sum(file.stat().st_size for file in (tmp_path / "model" / name).iterdir()) / 1e6 for name in names]
+    stated = ", ".join(f"{name} {size:.1f} MB" for name, size in zip(names, sizes, strict=True))
+    assert made.output.startswith(f"{tmp_path / 'model'}: {stated}; ")
     model = Crocodil.from_pretrained(tmp_path / "model", device="cpu")
     assert model.base is model.prior is None
     assert model.settings == Settings(
@@ -642,10 +645,14 @@ def test_export_takes_settings_and_leaves_networks_out(trained, corpus, tmp_path
     in_int4 = {name: has_int4(tmp_path / "model" / name) for name in ("demasker", "encoder", "conditional")}
     assert in_int4 == {"demasker": True, "encoder": False, "conditional": True}
     card = (tmp_path / "model" / "README.md").read_text()
-    assert "| guided | 40 |" in card
-    assert "| base |" not in card
+    assert "| guided | 40 | 16 | adamw | 0.004 | 0." in card
+    assert "| base | LLaDA" not in card
+    assert "| denoiser, both priors | 2 layers x 64, 4 registers | " in card
+    assert " | 5 bits |" in card
+    assert "By default it fills 64 tokens, with `calls` 8, `rule` remask, `temperature` 0.7" in card
+    assert "license: mit" in card
     for options, message in (
-        (["--bits", 5], "stored in 8 or 4 bits"),
+        (["--bits", 7], "stored in 8, 6, 5, 4 or 3 bits"),
         (["--bits", 4, "--int8"], "choose one"),
         (["--bits", "encode=4"], "no network 'encode'"),
         (["--bits", 4, "--bits", 8], "once for all networks"),

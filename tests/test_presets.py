@@ -1,4 +1,4 @@
-"""The shapes and numbers of the paper and of the built-in model, and the fields that ablations change."""
+"""The shapes and numbers of the paper and of the first model, and the fields that ablations change."""
 
 from dataclasses import asdict, replace
 from functools import cache
@@ -53,7 +53,7 @@ def test_the_papers_demasker_adds_only_the_interface_to_llada_8b():
 
 
 def built_in(corpus):
-    """The run of the built-in model, with its vocabulary."""
+    """The run of the first model, with its vocabulary."""
     run = small(corpus)
     backbone = replace(run.demasker.backbone, vocab_size=8192)
     return replace(

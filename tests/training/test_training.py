@@ -27,6 +27,7 @@ from crocodil.runtime.distributed import Ranks
 from crocodil.training import checkpointing, validation
 from crocodil.training import data as training_data
 from crocodil.training.estimate import estimates, step_flops
+from crocodil.training.history import history, recorded_run
 from crocodil.training.loop import LoopConfig, Phase, initial_state, prepare, take_step, train, trained_at
 from crocodil.training.record import read_checksummed
 from crocodil.training.run import run_stage
@@ -69,6 +70,22 @@ def test_finished_stages_leave_models_that_load(trained, corpus):
     assert load_model(trained / "guided" / "model" / "encoder").config == run.encoder
     assert load_model(trained / "prior" / "model" / "denoiser").config == run.prior
     assert load_model(trained / "conditional" / "model" / "denoiser").config == run.conditional
+
+
+def test_a_stage_is_known_by_its_own_record_and_not_by_the_run_file_of_a_later_stage(trained, tmp_path):
+    values = json.loads((trained / "run.json").read_text())
+    steps = values["guided_loop"]["num_steps"]
+    values["guided_loop"] |= {"num_steps": 7, "learning_rate": 1.0}
+    (tmp_path / "run.json").write_text(json.dumps(values))
+    assert recorded_run(tmp_path) == values
+    (tmp_path / "guided").mkdir()
+    for name in ("stage.json", "metrics.jsonl"):
+        (tmp_path / "guided" / name).write_text((trained / "guided" / name).read_text())
+    assert recorded_run(tmp_path) == json.loads((trained / "run.json").read_text())
+    guided, prior = history(tmp_path, ["guided", "prior"])
+    seconds = [row["step_s"] for row in rows(trained / "guided") if "step_s" in row]
+    assert (guided.num_steps, guided.minutes) == (steps, pytest.approx(sum(seconds) / 60))
+    assert prior.minutes is None
 
 
 def test_cached_registers_are_those_of_the_encoder(trained, corpus):

@@ -80,8 +80,8 @@ def save_model(
     """Write a model as config.json and model.safetensors; the directory appears whole or not at all.
 
     `weights` replace the model's own weights, for example where these are sharded or adapted. With 8
-    bits, matrices are stored as int8 with one scale per row, at a quarter of the size. With 4 bits, those of the
-    blocks are stored as int4 with one scale per 32 columns.
+    bits, matrices are stored as int8 with one scale per row, at a quarter of the size. With 3 to 6 bits, those
+    of the blocks have one scale per 32 columns.
     """
     directory = Path(directory)
     if directory.exists():

@@ -7,14 +7,14 @@ the tensor. Only safetensors are read: no pickle, no code from a checkpoint, no 
 import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, get_args
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from crocodil.checkpoints.quantised import from_int4, from_int8, scale_name
+from crocodil.checkpoints.quantised import FewBits, from_few_bits, from_int8, scale_name
 from crocodil.runtime.config import read_json
 
 StrPath: TypeAlias = str | os.PathLike[str]
@@ -71,7 +71,7 @@ def _read_tensors(
         }
 
 
-_QUANTISED = {"I8": "int8", "U8": "int4"}  # safetensors' name of a type -> what we store in it
+_QUANTISED = {"I8": "int8", "U8": "packed"}  # safetensors' name of a type -> what we store in it
 
 
 def _read_weights(handle: Any, file: Path, name: str, shape: tuple[int, ...], has_scale: bool) -> Tensor:
@@ -79,13 +79,13 @@ def _read_weights(handle: Any, file: Path, name: str, shape: tuple[int, ...], ha
     kind = _QUANTISED.get(handle.get_slice(name).get_dtype())
     if kind is None:
         if has_scale:
-            raise ValueError(f"{file}: {name} has a scale, but is neither an int8 nor an int4 matrix")
+            raise ValueError(f"{file}: {name} has a scale, but is neither an int8 nor a packed matrix")
         return _read(handle, file, name, shape)
     if not has_scale:
         raise ValueError(f"{file} lacks {scale_name(name)}, which the {kind} matrix {name} needs")
     if len(shape) != 2:
         raise ValueError(f"{file}: {name} is {kind}, but not a matrix")
-    read = _read_int8 if kind == "int8" else _read_int4
+    read = _read_int8 if kind == "int8" else _read_packed
     return read(handle, file, name, shape)
 
 
@@ -105,17 +105,19 @@ def _read_int8(handle: Any, file: Path, name: str, shape: tuple[int, ...]) -> Te
     return from_int8(steps, scale)
 
 
-def _read_int4(handle: Any, file: Path, name: str, shape: tuple[int, ...]) -> Tensor:
-    """Return the values of a matrix that `to_int4` rounded; the shape of its scales tells the size of a group."""
+def _read_packed(handle: Any, file: Path, name: str, shape: tuple[int, ...]) -> Tensor:
+    """Return the values of a matrix that `to_few_bits` rounded; the shapes tell its bits and its groups."""
     rows, columns = shape
-    packed = _read(handle, file, name, (rows, columns // 2))
+    stored_shape = handle.get_slice(name).get_shape()
+    bits: FewBits = next((bits for bits in get_args(FewBits) if stored_shape == [rows, columns * bits // 8]), 4)
+    packed = _read(handle, file, name, (rows, columns * bits // 8))
     scale = handle.get_tensor(scale_name(name))
     if scale.ndim != 2 or len(scale) != rows or not scale.numel() or columns % (2 * scale.shape[1]):
         given = f"{scale_name(name)} has shape {tuple(scale.shape)}"
         raise ValueError(f"{file}: {given}, which does not fit {rows} x {columns} weights")
     if scale.dtype != torch.float16 or not torch.isfinite(scale).all():
-        raise ValueError(f"{file}: {scale_name(name)} is damaged: scales of int4 must be finite and in float16")
-    return from_int4(packed, scale)
+        raise ValueError(f"{file}: {scale_name(name)} is damaged: scales of groups must be finite and in float16")
+    return from_few_bits(packed, scale, bits)
 
 
 def stored_tensors(directory: Path) -> Stored:

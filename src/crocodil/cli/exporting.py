@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from crocodil.pipeline.card import Card
     from crocodil.training.run_config import RunSummary
 
+UNKNOWN_LICENSE = "unknown"
+
 
 @app.command(rich_help_panel=TRAIN)
 @options.with_knobs_of(Decoding, Drawing)
@@ -40,12 +42,15 @@ def export(
     bits: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="[NETWORK=]8|4",
-            help="Store weights in 8 or 4 bits: a quarter or a sixth of the size on disk. Can be repeated: "
-            "--bits 4 --bits demasker=8.",
+            metavar="[NETWORK=]8|6|5|4|3",
+            help="Store matrices in 8 bits (a quarter of the size on disk), or those of transformer blocks in 6 "
+            "to 3 bits (down to an eighth). For all networks, or by name: --bits 4,demasker=8.",
         ),
     ] = None,
     int8: Annotated[bool, typer.Option("--int8", help="Short for --bits 8.")] = False,
+    license: Annotated[
+        str, typer.Option(metavar="NAME", help="Licence of the weights, for the model card, e.g. apache-2.0.")
+    ] = UNKNOWN_LICENSE,
     knobs: dict[str, Any],
 ) -> None:
     """Make a model folder from the finished stages of a run.
@@ -63,7 +68,7 @@ def export(
     from crocodil.pipeline.folder import bits_by_network
     from crocodil.training.run_config import read_run_summary
 
-    stored_bits = _bits_of(bits or ())
+    stored_bits = _bits_of([part for value in bits or () for part in value.split(",")])
     bits_by_network(stored_bits, int8=int8)  # a mistake is told before anything is loaded
     run = read_run_summary(directory)
     networks = _finished_networks(directory, without or (), distilled=not teachers)
@@ -71,7 +76,7 @@ def export(
         raise ValueError(f"{directory} has no finished stage guided: train it, then export")
     settings = _settings(run, networks, knobs)
     qwen = run.pretrained.qwen
-    card = _card(directory, corpus, networks)
+    card = _card(directory, corpus, networks, license)
     if weak_prior is not None:
         networks["weak_prior"] = weak_prior
     model = Crocodil.assemble(
@@ -82,7 +87,7 @@ def export(
         device="cpu",
     )
     model.save_pretrained(out, bits=stored_bits, int8=int8, card=card)
-    typer.echo(f"{out}: {', '.join(networks)}")
+    typer.echo(f"{out}: {_sizes(out, networks)}")
 
 
 def _settings(run: "RunSummary", networks: Mapping[str, Path], knobs: dict[str, Any]) -> "Settings":
@@ -106,31 +111,53 @@ def _bits_of(values: Sequence[str]) -> int | dict[str, int] | None:
     for_all = [value for value in values if "=" not in value]
     wrong = [text for text in (*for_all, *named.values()) if not text.isdecimal()]
     if wrong or len(for_all) > 1:
-        raise ValueError(f"--bits takes 8 or 4 once for all networks, and NETWORK=8 or NETWORK=4, not {values}")
+        raise ValueError(
+            f"--bits takes 8, 6, 5, 4 or 3 once for all networks, and NETWORK=BITS, not {' '.join(values)}"
+        )
     by_name = {name: int(text) for name, text in named.items()}
     if not for_all:
         return by_name or None
     return {**dict.fromkeys(get_args(options.Network), int(for_all[0])), **by_name}
 
 
-def _card(directory: Path, corpus: "Corpus", networks: Mapping[str, Path]) -> "Card":
+def _card(directory: Path, corpus: "Corpus", networks: Mapping[str, Path], license: str) -> "Card":
     """Return what a run knows for the model card: where it began, its stages and its data."""
     from crocodil.pipeline.card import Card
-    from crocodil.training.run_config import read_causal_start, read_run_file, read_run_summary
+    from crocodil.training.run_config import read_causal_start, read_run_summary
 
     begun_from, causal = asdict(read_run_summary(directory).pretrained), read_causal_start(directory)
     paths = [*begun_from.values(), causal and causal.directory]
     names = [name for path in paths if path and (name := hub_name(str(path))) and name.revision]
-    values, data = read_run_file(directory), corpus.description["splits"]["train"]
-    fields = ("num_steps", "batch_size", "learning_rate")
-    rows = ["| stage | steps | batch | learning rate |", "|---|---|---|---|"]
-    for stage in dict.fromkeys(path.parts[-3] for path in networks.values()):
-        loop = dict(values.get(f"{stage}_loop") or {})
-        rows.append(f"| {stage} | {' | '.join(str(loop.get(field, '')) for field in fields)} |")
-    rows.append(f"\nData: {data['documents']:,} documents, {data['tokens']:,} tokens.")
+    data = corpus.description["splits"]["train"]
+    lines = [*_stage_table(directory, networks), ""]
+    lines.append(f"Data: {data['documents']:,} documents, {data['tokens']:,} tokens.")
     if names:
-        rows.append(f"It began from {' and '.join(map(str, names))}.")
-    return Card(base_models=tuple(name.repository for name in names), training="\n".join(rows))
+        lines.append(f"It began from {' and '.join(map(str, names))}.")
+    return Card(license=license, base_models=tuple(name.repository for name in names), training="\n".join(lines))
+
+
+def _stage_table(directory: Path, networks: Mapping[str, Path]) -> list[str]:
+    """Return the stages of the model as the lines of a table; the base counts if the run has its record."""
+    from crocodil.training.history import history
+
+    stages = dict.fromkeys(path.parts[-3] for path in networks.values())
+    if (directory / "base").is_dir():
+        stages = {"base": None, **stages}
+    lines = ["| stage | steps | batch | optimiser | learning rate | minutes |", "|---|---|---|---|---|---|"]
+    for part in history(directory, stages):
+        minutes = None if part.minutes is None else f"{part.minutes:.1f}"
+        cells = (part.stage, part.num_steps, part.batch_size, part.optimiser, part.learning_rate, minutes)
+        lines.append(f"| {' | '.join('' if cell is None else str(cell) for cell in cells)} |")
+    return lines
+
+
+def _sizes(folder: Path, networks: Mapping[str, Path]) -> str:
+    """Return the size of each network of a model folder, and of the folder."""
+
+    def megabytes(part: Path) -> str:
+        return f"{sum(file.stat().st_size for file in part.rglob('*') if file.is_file()) / 1e6:.1f} MB"
+
+    return f"{', '.join(f'{name} {megabytes(folder / name)}' for name in networks)}; {megabytes(folder)} in all"
 
 
 def _finished_networks(directory: Path, without: Collection[str], *, distilled: bool = True) -> dict[str, Path]:

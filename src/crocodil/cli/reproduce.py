@@ -247,16 +247,28 @@ def reproduce(
 
 
 @app.command(rich_help_panel=MEASURE)
-def report(out: Results = RESULTS) -> None:
+def report(
+    out: Results = RESULTS,
+    page: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="Also write the marked tables of this Markdown file, e.g. a model card. Can be repeated."
+        ),
+    ] = None,
+) -> None:
     """Write the report and its figures again, from the rows stored by `reproduce`."""
     from crocodil.reproduce.experiments import read_all
-    from crocodil.reproduce.report import write_report
+    from crocodil.reproduce.pages import write_page
+    from crocodil.reproduce.report import timed, write_report
     from crocodil.runtime.atomic import locked
 
     with _from_rows_of(out):
         rows = read_all(out)
         with locked(out):
             typer.echo(write_report(rows, out))
+            for file in page or ():
+                write_page(file, timed(rows), out)
+                typer.echo(file)
 
 
 def _corpus(data: Path | None, *splits: str) -> "Corpus":

@@ -1,7 +1,7 @@
 """The model card: README.md in a model folder, which the hub displays. It has no checksum, so it can be edited."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from torch import nn
 
@@ -25,9 +25,19 @@ class Card:
 
 
 UNKNOWN = Card()
+# `crocodil report --page README.md` replaces what stands between the comments.
+NOT_YET_MEASURED = """<!-- report of -: conditions, base, speed-up, quality, measurements, targets -->
+Not measured yet: `crocodil evaluate` measures it.
+<!-- end of report -->"""
 
 
-def model_card(name: str, settings: Settings, networks: Mapping[str, nn.Module], card: Card) -> str:
+def model_card(
+    name: str,
+    settings: Settings,
+    networks: Mapping[str, nn.Module],
+    card: Card,
+    bits: Mapping[str, int | None] | None = None,  # by network, as its matrices are stored
+) -> str:
     """Return the card of a model as Markdown with a YAML header."""
     header = card_header(
         license=card.license,
@@ -37,10 +47,16 @@ def model_card(name: str, settings: Settings, networks: Mapping[str, nn.Module],
         tags=["crocodil", "masked-diffusion", "text-autoencoder"],
         base_model=list(card.base_models) or None,
     )
-    return header + "\n".join(_body(name, settings, networks, card)) + "\n"
+    return header + "\n".join(_body(name, settings, networks, card, bits or {})) + "\n"
 
 
-def _body(name: str, settings: Settings, networks: Mapping[str, nn.Module], card: Card) -> Iterator[str]:
+def _body(
+    name: str,
+    settings: Settings,
+    networks: Mapping[str, nn.Module],
+    card: Card,
+    bits: Mapping[str, int | None],
+) -> Iterator[str]:
     demasker, longest = networks["demasker"], settings.lengths[-1]
     assert isinstance(demasker, Demasker)
     registers, width = demasker.config.num_registers, demasker.config.register_width
@@ -48,19 +64,37 @@ def _body(name: str, settings: Settings, networks: Mapping[str, nn.Module], card
     yield "A CRoCoDiL model: a masked diffusion language model that is guided by registers. Registers are"
     yield f"continuous vectors that describe a whole text. The model encodes texts of up to {longest} tokens into"
     yield f"{registers} registers of width {width}, decodes registers into text, and generates new text.\n"
-    yield "| network | shape | parameters |\n|---|---|---|"
+    yield "| network | shape | parameters | matrices stored in |\n|---|---|---|---|"
     for part, network in networks.items():
         count = sum(parameter.numel() for parameter in network.parameters())
-        yield f"| {part.replace('_', ' ')} | {_shape(network)} | {count:,} |"
+        is_both = part == "conditional" and "prior" not in networks  # decision D15
+        part_name = "denoiser, both priors" if is_both else part.replace("_", " ")
+        stored = "floats" if bits.get(part) is None else f"{bits[part]} bits"
+        yield f"| {part_name} | {_shape(network)} | {count:,} | {stored} |"
+    yield f"\n{_defaults(settings)}"
     yield f'\n## Use\n\n```python\nfrom crocodil import Crocodil\n\npipe = Crocodil.from_pretrained("{name}")'
     yield "print(pipe.generate(seed=0).texts[0])\n```\n"
     yield f"## Training\n\n{card.training or 'Not stated.'}\n"
     if parents := demasker.config.backbone.parents:
         yield f"Training started from pretrained models of these families: {', '.join(parents)}.\n"
+    yield f"## Evaluation\n\n{NOT_YET_MEASURED}\n"
     yield "## Limits\n"
     yield "Its texts look like the training data and may repeat passages of it. Do not run programs that it"
-    yield f"generates. A text has at most {longest} tokens. This card does not state the quality of the model:"
-    yield "measure it with `crocodil evaluate`."
+    yield f"generates. A text has at most {longest} tokens."
+
+
+def _defaults(settings: Settings) -> str:
+    """Return the settings that differ from those of the paper."""
+    usual = Settings(length=settings.length)
+    changed = [
+        f"`{name}` {value}"
+        for part in ("decoding", "drawing")
+        for name, value in asdict(getattr(settings, part)).items()
+        if value != getattr(getattr(usual, part), name)
+    ]
+    return (
+        f"By default it fills {settings.length} tokens, with {', '.join(changed) or 'the settings of the paper'}."
+    )
 
 
 def _shape(network: nn.Module) -> str:

@@ -58,7 +58,7 @@ def write_folder(
     if target.exists():
         raise ValueError(f"{target} exists: models are never overwritten, choose another directory")
     with whole_directory(target) as unfinished:
-        (unfinished / CARD_FILE).write_text(model_card(name or target.name, settings, networks, card))
+        (unfinished / CARD_FILE).write_text(model_card(name or target.name, settings, networks, card, bits))
         (unfinished / SETTINGS_FILE).write_text(json.dumps(to_json(settings), indent=2) + "\n")
         tokenizer.save(unfinished / TOKENIZER_FILE)
         if encoder_tokenizer is not None:

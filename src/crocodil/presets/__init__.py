@@ -1,1 +1,1 @@
-"""Presets: the corpora, networks and training runs of the paper, of the built-in model, and of our additions."""
+"""Presets: the corpora, networks and training runs of the paper, of our own models, and of our additions."""

@@ -93,7 +93,7 @@ def laptop(corpus: Corpus) -> Run:
 
 
 def small(corpus: Corpus) -> Run:
-    """The built-in model on a GPU of 8 GB: 64 registers, priors over 8, canvases of 256 and 512 tokens.
+    """The first model, on a GPU of 8 GB: 64 registers, priors over 8, canvases of 256 and 512 tokens.
 
     One denoiser is both priors: it draws registers given a bare canvas, which encodes the length, or given text.
     So stage prior is not needed. docs/research-log.md describes how these numbers were chosen. A batch is computed
@@ -326,8 +326,8 @@ ABLATIONS: dict[str, Callable[[Run], Run]] = {
 
 # ---------------------------------------------------------------- an assumed corpus, for estimates
 
-_VOCABULARIES = {"laptop": 4096}  # of corpora for presets that train from scratch, if not the built-in model's
-_BUILTIN_VOCABULARY = 8192
+_VOCABULARIES = {"laptop": 4096}  # of corpora for presets that train from scratch, if not the usual one
+_USUAL_VOCABULARY = 8192
 
 
 class AssumedCorpus(Corpus):
@@ -348,10 +348,9 @@ def assumed_corpus(preset: str) -> tuple[AssumedCorpus, str]:
     """Return a corpus for an estimate of a preset, and what it assumes, in words."""
     if preset in FROM_SCRATCH:
         special = {"mask": 0, "bos": 1, "eos": 2, "pad": 3}
-        size = _VOCABULARIES.get(preset, _BUILTIN_VOCABULARY)
+        size = _VOCABULARIES.get(preset, _USUAL_VOCABULARY)
         corpus = AssumedCorpus(vocab_size=size, special=special, num_programs=PAPER_NUM_PROGRAMS)
-        owner = "a" if preset in _VOCABULARIES else "the built-in model's"
-        return corpus, f"{owner} vocabulary of {size:,}"
+        return corpus, f"a vocabulary of {size:,}"
     shape = qwen25_coder_05b() if preset in FROM_CAUSAL else llada_8b()
     special = {"mask": shape.mask_id, "bos": shape.eos_id, "eos": shape.eos_id, "pad": shape.pad_id}
     corpus = AssumedCorpus(vocab_size=shape.vocab_size, special=special, num_programs=PAPER_NUM_PROGRAMS)

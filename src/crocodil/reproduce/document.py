@@ -112,6 +112,11 @@ def as_markdown(title: str, sections: Sequence[Section], files: Mapping[str, str
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
+def section_markdown(blocks: Sequence[Block]) -> str:
+    """Return blocks without pictures as Markdown."""
+    return "\n\n".join(_markdown(block, {}) for block in blocks)
+
+
 def _markdown(block: Block, files: Mapping[str, str]) -> str:
     match block:
         case Text():

@@ -28,7 +28,7 @@ class Rates(NamedTuple):
     decoding: float = 150e12  # operations per second of demasker calls: 133 to 195 in results/seconds.jsonl
     judging: float = 150e12  # operations per second of the judge, which reads each text twice: assumed
     denoiser_seconds: float = 2.1e-3  # of a denoiser call of a batch, whatever its size: results/seconds.jsonl
-    row_seconds: float = 1.3  # of clustering and all else: the sweeps of the built-in model, less their decoding
+    row_seconds: float = 1.3  # of clustering and all else: the sweeps of the first model, less their decoding
 
 
 class Cost(NamedTuple):

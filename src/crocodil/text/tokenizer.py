@@ -224,19 +224,30 @@ def heal_beginning(text: str, tokenizer: Tokenizer) -> Healed:
 
     If no other token fits, the whole suffix is kept.
     """
-    table, ids = tokenizer.token_bytes, tokenizer.encode(text)
-    num_blank = 0
-    if ids and _bytes_of(table, ids[:1]).isspace():
-        # Keep whitespace together: "    return" is "   ", " return", but after a line break "\n    ", "return".
-        rest = text.lstrip(_WHITESPACE)
-        blanks, others = tokenizer.encode_all([text[: len(text) - len(rest)], rest])
-        num_blank, ids = len(blanks), blanks + others
-    for count in _counts(num_blank, table) if ids else ():
-        missing = _bytes_of(table, ids[:count])
-        fitting = [i for i, token in enumerate(table) if token is not None and token.endswith(missing)]
-        if fitting and fitting != ids[:count]:
-            return Healed(ids[count:], fitting)
-    return Healed(ids, [])
+    table = tokenizer.token_bytes
+    for most, ids in _readings(text, tokenizer):
+        for count in _counts(most, table):
+            missing = _bytes_of(table, ids[:count])
+            fitting = [i for i, token in enumerate(table) if token is not None and token.endswith(missing)]
+            if fitting and fitting != ids[:count]:
+                return Healed(ids[count:], fitting)
+    return Healed(tokenizer.encode(text), [])
+
+
+def _readings(text: str, tokenizer: Tokenizer) -> list[tuple[int, list[int]]]:
+    r"""Return ways to tokenize a suffix, the best first, each with the number of tokens that may be removed.
+
+    Alone, "    return" is "   ", " return". After a line break, our tokenizers read "\n    ", "return" and keep
+    whitespace together; others read "\n   ", " return".
+    """
+    ids, rest = tokenizer.encode(text), text.lstrip(_WHITESPACE)
+    if not ids:
+        return []
+    if not _bytes_of(tokenizer.token_bytes, ids[:1]).isspace():
+        return [(1, ids)]
+    blanks, others, after_break = tokenizer.encode_all([text[: len(text) - len(rest)], rest, f"\n{text}"])
+    keeps_together = after_break[len(after_break) - len(others) :] == others
+    return [(len(blanks), blanks + others), (1, ids)] if keeps_together else [(1, ids)]
 
 
 def _counts(num_blank: int, table: Sequence[bytes | None]) -> range:

@@ -14,6 +14,7 @@ from crocodil.models.register_denoiser import RegisterDenoiserConfig
 from crocodil.models.register_encoder import RegisterEncoderConfig
 from crocodil.objectives import DemaskerObjective, PriorObjective, RateObjective
 from crocodil.runtime.config import config, read_as
+from crocodil.training.history import recorded_run
 from crocodil.training.record import STAGE_FILE, read_checksummed
 from crocodil.training.run_config import RUN_FILE, Run, read_run_file
 from crocodil.training.stage_setup import TRAINED_STAGES, Workspace
@@ -78,8 +79,11 @@ def _flops_of_start(start: Path, shapes: Shapes) -> Flops:
 
 
 def read_record(directory: Path) -> dict[str, Any]:
-    """Return run.json, and as `work` what the stage.json of each stage says about operations."""
-    record = read_run_file(directory)
+    """Return run.json with each stage's own settings, and as `work` the operations that each stage recorded."""
+    try:
+        record = recorded_run(directory)
+    except ValueError:  # a stage.json is damaged: the operations of its stage are unknown, see below
+        record = read_run_file(directory)
     written = read_as(dict[str, StageWork], record.get("work", {}), directory / RUN_FILE)  # by hand
     found = {name: _work_of(directory / name / STAGE_FILE) for name in TRAINED_STAGES}
     return {**record, "work": written | {name: work for name, work in found.items() if work is not None}}

@@ -1,0 +1,307 @@
+"""Tables of a page that are written from rows: README, the model card, docs/results.md (decision D69).
+
+A page marks where they stand:
+
+    <!-- report of results: speed-up, quality -->
+    ...
+    <!-- end of report -->
+
+`crocodil report --out results --page FILE` writes what stands between the two comments, and the folder of the rows
+into the first one. A test compares the pages with the rows.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from crocodil.metrics.text_statistics import parses_as_python
+from crocodil.pipeline import Method
+from crocodil.processes.plan import TOKENS_PER_CALL
+from crocodil.reproduce.document import Block, Table, Text, number, percent, section_markdown, with_spread
+from crocodil.reproduce.experiments import Results, targets
+from crocodil.reproduce.experiments.comparison import (
+    UNITS,
+    factor_of,
+    most_calls,
+    own_best_calls,
+    speedups_by_unit,
+)
+from crocodil.reproduce.experiments.quality import ORACLE, display_name
+from crocodil.reproduce.fixed_protocol import kept_targets
+from crocodil.reproduce.store import Row, distinct, select
+from crocodil.runtime.atomic import whole_file
+
+_MARKED = re.compile(
+    r"<!-- report of (?P<folder>\S+): (?P<blocks>[a-z, -]+?) -->\n.*?<!-- end of report -->", re.DOTALL
+)
+PROMPTS_FILE = "prompts.jsonl"  # continuations of `PREFIX`, as `crocodil generate --format jsonl` prints them
+PREFIX = "def read(path):\n"
+GUIDED = (Method.CON_WITHIN_DISC, Method.CON_THEN_DISC)
+
+
+def folders_of(page: str) -> list[str]:
+    """Return the folders of the rows that a page shows."""
+    return [found["folder"] for found in _MARKED.finditer(page)]
+
+
+def filled(page: str, results: Results, folder: Path) -> str:
+    """Return the page with all its marked parts written from these rows."""
+
+    def write(found: re.Match[str]) -> str:
+        names = found["blocks"].split(", ")
+        if unknown := [name for name in names if name not in BLOCKS]:
+            raise ValueError(f"a page asks for {unknown[0]!r}: choose from {', '.join(BLOCKS)}")
+        blocks = [block for name in names for block in BLOCKS[name](results, folder)]
+        return (
+            f"<!-- report of {folder.as_posix()}: {found['blocks']} -->\n\n{section_markdown(blocks)}\n\n"
+            "<!-- end of report -->"
+        )
+
+    return _MARKED.sub(write, page)
+
+
+def write_page(file: Path, results: Results, folder: Path) -> None:
+    """Write the marked parts of a file; it must have some."""
+    if not file.is_file():
+        raise ValueError(f"{file} does not exist or is not a file")
+    page = file.read_text(encoding="utf-8")
+    if not folders_of(page):
+        raise ValueError(f"{file} marks no place for tables: <!-- report of RESULTS: speed-up --> ... is missing")
+    with whole_file(file) as unfinished:
+        unfinished.write_text(filled(page, results, folder), encoding="utf-8")
+
+
+def conditions(results: Results, folder: Path) -> list[Block]:
+    """Say who judged how many samples."""
+    (row, *_) = results["model"]
+    counts = {real["length"]: real["num_samples"] for real in results["reference"]}
+    samples = ", ".join(f"{count:,} at {length} tokens" for length, count in counts.items())
+    where = f"{row['dtype']} on {row['device']}, seed {row['seed']}"
+    rows = f"All rows are in `{folder.as_posix()}`."
+    return [Text(f"Judge: {row['judge']}. Samples of each row: {samples}; {where}. {rows}")]
+
+
+# ---------------------------------------------------------------- the base, and speed-ups over it
+
+
+def base_line(results: Results, folder: Path) -> list[Block]:
+    """Say how much compute the base had."""
+    (row, *_) = results["model"]
+    share, with_priors = row["base_compute_share"], row.get("base_compute_share_with_priors")
+    if row["base"] is None:
+        return [Text("The model has no base of its own: its demasker without registers takes the place of one.")]
+    if share is None:
+        return [Text("It is not recorded how much compute the base had.")]
+    priors = "" if with_priors is None else f", {with_priors:.2f} times if the denoiser counts too"
+    least = share if with_priors is None else with_priors
+    verdict = "" if least >= 1 else ": less compute, which flatters the speed-ups"
+    return [Text(f"The base had {share:.2f} times the compute of demasker and encoder{priors}{verdict}.")]
+
+
+def speedup(results: Results, folder: Path) -> list[Block]:
+    """Compare with the base at its own best number of calls."""
+    body = []
+    for rows, real in _lengths(results):
+        best = own_best_calls(rows, real)
+        by_method = speedups_by_unit(rows, real)
+        for index, method in enumerate(_guided(by_method)):
+            where = f"{real['length']} tokens, base at {best} calls: " if index == 0 else ""
+            body.append(_speedup_line(f"{where}{display_name(method)}", by_method[method], bold=index == 0))
+    return [Table(_unit_heads(results), body)] if body else [Text("Speed-ups are not measured.")]
+
+
+def speedup_per_token(results: Results, folder: Path) -> list[Block]:
+    """Compare with the base at one call per token, as the paper does."""
+    body = []
+    for rows, real in _lengths(results):
+        length = real["length"]
+        if most_calls(rows) < length:
+            continue
+        by_method = speedups_by_unit(rows, real, calls=length)
+        for index, method in enumerate((*_guided(by_method), Method.BASE)):
+            name = "the base itself" if method == Method.BASE else display_name(method)
+            where = f"{length} tokens, base at {length} calls: " if index == 0 else ""
+            body.append(_speedup_line(where + name, by_method[method]))
+    return [Table(_unit_heads(results), body)] if body else []
+
+
+def _lengths(results: Results) -> Iterator[tuple[list[Row], Row]]:
+    """Yield the rows of generated programs and of real programs, by length."""
+    for real in results["reference"]:
+        rows = select(results.get("generation", ()), length=real["length"])
+        if rows:
+            yield rows, real
+
+
+def _guided(by_method: Mapping[str, object]) -> list[str]:
+    """Return the guided methods; those of compared models come last."""
+    own = [str(method) for method in GUIDED if method in by_method]
+    return [*own, *(name for name in by_method if name not in (*own, str(Method.BASE)))]
+
+
+def _unit_heads(results: Results) -> list[str]:
+    batches = {row["num_samples"] for row in results.get("seconds", ())}
+    clock = f"by the clock, batches of {max(batches)}" if batches else "by the clock"
+    return ["speed-up", "by FLOPs", clock, "in the paper's NFE"]
+
+
+def _speedup_line(name: str, by_unit: Mapping[str, object], *, bold: bool = False) -> list[str]:
+    matched = by_unit["flops"]
+    if matched is None:
+        return [f"{name}, no match", *["-"] * len(UNITS)]
+    cells = [_times(factor_of(by_unit[unit])) for unit in UNITS]  # type: ignore[arg-type]
+    stressed = [f"**{cell}**" if bold and cell != "-" else cell for cell in cells]
+    return [f"{name}, {matched.method.calls} calls", *stressed]  # type: ignore[attr-defined]
+
+
+def _times(factor: float | None) -> str:
+    if factor is None:
+        return "-"
+    return f"{factor:.1f} x" if factor >= 1 else f"{factor:.2f} x"
+
+
+# ---------------------------------------------------------------- quality
+
+QUALITY_HEADS = ("", "calls", "MAUVE", "Gen-PPL", "entropy", "distinct-2", "parses", "cost by FLOPs")
+POOLED = "MAUVE, pooled"
+
+
+def quality(results: Results, folder: Path) -> list[Block]:
+    """Return the base at few, at its best and at most calls, guided methods at few, and real programs."""
+    body = []
+    for rows, real in _lengths(results):
+        usual = max(1, real["length"] // TOKENS_PER_CALL)
+        calls = {usual, own_best_calls(rows, real), most_calls(rows)}
+        lines = [row for row in select(rows, method=str(Method.BASE)) if row["calls"] in calls]
+        for method in (*_guided(dict.fromkeys(distinct(rows, "method"))),):
+            wanted = (usual,) if method == ORACLE else (16, usual, 2 * usual)
+            lines += [row for row in select(rows, method=method) if row["calls"] in wanted]
+        lines.append(real)
+        for index, row in enumerate(lines):
+            name = display_name(row["method"]) if "method" in row else "real programs"
+            where = f"**{real['length']} tokens**: " if index == 0 else ""
+            body.append([f"{where}{name}", *_quality_cells(row)])
+    return [Table(QUALITY_HEADS, body)] if body else [Text("Generated programs are not measured.")]
+
+
+def _quality_cells(row: Row) -> list[str]:
+    mauve = with_spread(row["mauve"], row["mauve_spread"])
+    if row.get("mauve_pooled") is not None:
+        mauve += f" (pooled {number(row['mauve_pooled'])})"
+    return [
+        str(row.get("calls", "")), mauve, number(row["gen_ppl"]), f"{row['entropy']:.2f}",
+        number(row["distinct_2"]), percent(row["parse_share"]), number(row["flop_nfe"]) if "method" in row else "",
+    ]  # fmt: skip
+
+
+# ---------------------------------------------------------------- what else was measured
+
+
+def measurements(results: Results, folder: Path) -> list[Block]:
+    """Return one line for each thing that the model can do, as far as there are rows."""
+    lines = [
+        *_parameters(results), *_copies(results), *_parsing(results), *_interpolated(results), *_copied(results),
+        *_continued(folder), *_bound(results), *_cpu_seconds(results),
+    ]  # fmt: skip
+    return [Table(("", "this model", "for comparison"), lines)]
+
+
+Line = list[str]
+
+
+def _parameters(results: Results) -> Iterator[Line]:
+    (row, *_) = results["model"]
+    parts = {"demasker": "demasker", "encoder": "encoder", "prior": "prior", "conditional": "denoiser"}
+    counts = {shown: row[f"{name}_parameters"] for name, shown in parts.items() if row[f"{name}_parameters"]}
+    each = ", ".join(f"{name} {count / 1e6:.0f} M" for name, count in counts.items())
+    yield [f"parameters: {each}", f"{sum(counts.values()) / 1e6:.0f} M", ""]
+
+
+def _copies(results: Results) -> Iterator[Line]:
+    registers = results["model"][0]["registers"]
+    for length in distinct(results.get("autoencoder", ()), "length"):
+        key = {"length": length, "block": length, "calls": max(1, length // TOKENS_PER_CALL)}
+        for row in select(results["autoencoder"], **key):
+            what = f"copies of programs through {registers} registers, {length} tokens, {row['calls']} calls"
+            yield [
+                f"{what}: character error rate (CER), exact copies",
+                f"{row['cer']:.3f}, {percent(row['exact_share'])}",
+                "",
+            ]
+
+
+def _parsing(results: Results) -> Iterator[Line]:
+    for rows, real in _lengths(results):
+        length, calls = real["length"], max(1, real["length"] // TOKENS_PER_CALL)
+        at = {row["method"]: percent(row["parse_share"]) for row in select(rows, length=length, calls=calls)}
+        shares = ", ".join(f"{display_name(method)} {at[method]}" for method in GUIDED if method in at)
+        yield [
+            f"samples that parse, {length} tokens, {calls} calls",
+            shares,
+            _of_real(percent(real["parse_share"])),
+        ]
+
+
+def _interpolated(results: Results) -> Iterator[Line]:
+    for row in select(results.get("interpolation", ()), mix_weight=0.5):
+        (real,) = select(results["reference"], length=row["length"])
+        cells = [f"{part['mauve']:.2f}, {part['gen_ppl']:.3g}" for part in (row, real)]
+        what = f"half way between two programs, {row['length']} tokens: MAUVE, Gen-PPL"
+        yield [what, cells[0], _of_real(cells[1])]
+
+
+def _copied(results: Results) -> Iterator[Line]:
+    for row in results.get("memorisation", ()):
+        runs = {name: f"{of['mean']:.1f}, {of['max']}" for name, of in row["runs"].items()}
+        what = "longest run of tokens shared with training programs (below 16 counts as 0): mean, longest"
+        own = ", ".join(f"{display_name(method)} {runs[method]}" for method in GUIDED if method in runs)
+        yield [what, own, _of_real(runs["real"])]
+
+
+def _continued(folder: Path) -> Iterator[Line]:
+    file = folder / PROMPTS_FILE
+    if file.is_file():
+        texts = [json.loads(line)["text"] for line in file.read_text().splitlines()]
+        indented = sum(text.removeprefix(PREFIX).lstrip("\n").startswith(" ") for text in texts)
+        what = "samples that begin with `def read(path):` and a line break: go on indented, parse"
+        yield [what, f"{indented} of {len(texts)}, {sum(map(parses_as_python, texts))} of {len(texts)}", ""]
+
+
+def _bound(results: Results) -> Iterator[Line]:
+    for row in results.get("likelihood", ()):
+        what = f"bound of the base, {row['length']} tokens, {row['split']} programs: bits per byte"
+        yield [what, f"{row['bits_per_byte']:.3f}", ""]
+
+
+def _cpu_seconds(results: Results) -> Iterator[Line]:
+    rows = results.get("cpu-seconds", ())
+    for length in distinct(rows, "length"):
+        at = {row["method"]: row for row in select(rows, length=length)}
+        own = ", ".join(
+            f"{display_name(method)} {at[method]['cpu_seconds']:.1f}" for method in GUIDED if method in at
+        )
+        one = next(iter(at.values()))
+        what = f"seconds per program, {length} tokens, {one['calls']} calls, {one['threads']} threads"
+        yield [f"{what} of {one['machine']}", own, ""]
+
+
+def _of_real(cell: str) -> str:
+    return f"real programs {cell}"
+
+
+def reached(results: Results, folder: Path) -> list[Block]:
+    """Return the targets of the protocol file, if the folder has one."""
+    wanted = kept_targets(folder)
+    return [] if wanted is None else list(targets.show(wanted, results).blocks)
+
+
+BLOCKS: Mapping[str, Callable[[Results, Path], Sequence[Block]]] = {
+    "conditions": conditions,
+    "base": base_line,
+    "speed-up": speedup,
+    "speed-up per token": speedup_per_token,
+    "quality": quality,
+    "measurements": measurements,
+    "targets": reached,
+}
