@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from einops import rearrange
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from crocodil.runtime.config import Amount, Layers, Width, config
 from crocodil.shapes import RegisterBank, RegisterTime
@@ -27,6 +28,8 @@ Statistics = Float[Tensor, "2 K D"]
 
 _TIME_FEATURES = 256
 _NORM_EPS = 1e-6
+# Not cuDNN: its gradients can be NaN for few keys and low logits (decision D70).
+_KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 @config
@@ -315,7 +318,8 @@ class Attention(nn.Module):
         key, value = keys_values
         # Samples that share a context are joined into one long query.
         query = rearrange(self.query(tokens), "(s c) k (h p) -> c h (s k) p", c=len(key), h=self.num_heads)
-        mixed = F.scaled_dot_product_attention(query, key, value)
+        with sdpa_kernel(_KERNELS):
+            mixed = F.scaled_dot_product_attention(query, key, value)
         mixed = rearrange(mixed, "c h (s k) p -> (s c) k (h p)", k=tokens.shape[1])
         if identity_attention is not None:
             mixed = torch.where(identity_attention[:, None, None], rearrange(value, "b h k p -> b k (h p)"), mixed)

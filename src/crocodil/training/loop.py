@@ -146,7 +146,6 @@ def train(
         check_num_steps(config, state.step, out)
     deadline, first_step = time.monotonic() + 60 * (max_minutes or math.inf), state.step
     with (
-        reliable_attention(),
         metrics_log(out, state.step, written=ranks.is_main) as log,
         _stop_signal() as stop_requested,
         progress(f"training {stage.name}", config.num_steps, unit="steps", shown=ranks.is_main) as advance,
@@ -230,17 +229,6 @@ def _recompute(block: nn.Module) -> None:
         return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **options)
 
     block.forward = checkpointed
-
-
-@contextmanager
-def reliable_attention() -> Iterator[None]:
-    """Keep attention off cuDNN, whose gradients can be NaN for few keys and low logits (decision D70)."""
-    allowed = torch.backends.cuda.cudnn_sdp_enabled()
-    torch.backends.cuda.enable_cudnn_sdp(False)
-    try:
-        yield
-    finally:
-        torch.backends.cuda.enable_cudnn_sdp(allowed)
 
 
 @contextmanager
