@@ -95,7 +95,7 @@ def base_line(results: Results, folder: Path) -> list[Block]:
         return [Text("It is not recorded how much compute the base had.")]
     priors = "" if with_priors is None else f", {with_priors:.2f} times if the denoiser counts too"
     least = share if with_priors is None else with_priors
-    verdict = "" if least >= 1 else ": less compute, which flatters the speed-ups"
+    verdict = "" if least >= 1 else ": less compute, so the speed-ups look larger than they are"
     return [Text(f"The base had {share:.2f} times the compute of demasker and encoder{priors}{verdict}.")]
 
 
@@ -254,7 +254,7 @@ def _interpolated(results: Results) -> Iterator[Line]:
 def _copied(results: Results) -> Iterator[Line]:
     for row in results.get("memorisation", ()):
         runs = {name: f"{of['mean']:.1f}, {of['max']}" for name, of in row["runs"].items()}
-        what = "longest run of tokens shared with training programs (below 16 counts as 0): mean, longest"
+        what = "longest token sequence shared with a training program (below 16 counts as 0): mean, longest"
         own = ", ".join(f"{display_name(method)} {runs[method]}" for method in GUIDED if method in runs)
         yield [what, own, _of_real(runs["real"])]
 
@@ -264,7 +264,7 @@ def _continued(folder: Path) -> Iterator[Line]:
     if file.is_file():
         texts = [json.loads(line)["text"] for line in file.read_text().splitlines()]
         indented = sum(text.removeprefix(PREFIX).lstrip("\n").startswith(" ") for text in texts)
-        what = "samples that begin with `def read(path):` and a line break: go on indented, parse"
+        what = "samples that begin with `def read(path):` and a line break: next line indented, text parses"
         yield [what, f"{indented} of {len(texts)}, {sum(map(parses_as_python, texts))} of {len(texts)}", ""]
 
 
