@@ -15,7 +15,7 @@ from crocodil.objectives import (
     base_loss,
     conditional_prior_loss,
     distilled_loss,
-    guided_loss,
+    guided_step,
     prior_loss,
     register_rate,
     sample_visible_registers,
@@ -39,12 +39,12 @@ def losses():
         "base with drafts": lambda tokens, streams: base_loss(
             base, tokens, mask_id=MASK, streams=streams, draft_rate=1.0
         ),
-        "Algorithm 1": lambda tokens, streams: guided_loss(
+        "Algorithm 1": lambda tokens, streams: guided_step(
             encode, demasker, tokens, objective=DemaskerObjective(), mask_id=MASK, streams=streams
-        ),
-        "Algorithm 1 with drafts": lambda tokens, streams: guided_loss(
+        ).loss,
+        "Algorithm 1 with drafts": lambda tokens, streams: guided_step(
             encode, demasker, tokens, objective=DemaskerObjective(draft_rate=1.0), mask_id=MASK, streams=streams
-        ),
+        ).loss,
         "Algorithm 4": lambda tokens, streams: conditional_prior_loss(
             conditional, encode, tokens, encoder(tokens),
             objective=PriorObjective(), mask_id=MASK, streams=streams,
@@ -84,7 +84,7 @@ def seen_by_the_demasker(objective, count=2000):
     )
     clean = encoder(tokens)
     with torch.no_grad():
-        guided_loss(
+        guided_step(
             lambda tokens, hidden: clean, demasker, tokens,
             objective=objective, mask_id=MASK, streams=tiny.streams(count),
         )  # fmt: skip
@@ -137,7 +137,7 @@ def test_the_encoder_reads_some_texts_in_part(rate):
 
     objective = DemaskerObjective(partial_rate=rate)
     with torch.no_grad():
-        guided_loss(
+        guided_step(
             encode, tiny.demasker(), tiny.programs(2000, 12),
             objective=objective, mask_id=MASK, streams=tiny.streams(2000),
         )  # fmt: skip
@@ -172,10 +172,10 @@ def test_the_law_of_the_prefix_length(objective, law):
 
 def test_gradients_of_algorithm_1_reach_encoder_and_demasker():
     encoder, demasker = tiny.encoder(), tiny.demasker()
-    guided_loss(
+    guided_step(
         lambda tokens, hidden: encoder(tokens), demasker, tiny.programs(32, 12),
         objective=DemaskerObjective(), mask_id=MASK, streams=tiny.streams(32),
-    ).backward()  # fmt: skip
+    ).loss.backward()  # fmt: skip
     for module in (encoder, demasker):
         assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in module.parameters())
 

@@ -7,7 +7,7 @@ import tiny
 import torch
 from tiny import MASK
 
-from crocodil.objectives import DemaskerObjective, PriorObjective, base_loss, guided_loss, prior_loss
+from crocodil.objectives import DemaskerObjective, PriorObjective, base_loss, guided_step, prior_loss
 from crocodil.sampling.algorithms import autoencode, con_then_disc, draw_registers
 from crocodil.sampling.configs import Decoding, Drawing
 from crocodil.sampling.guidance import Guided
@@ -30,10 +30,10 @@ def autoencoder():
     encoder = tiny.encoder(replace(tiny.ENCODER, width=REGISTER_WIDTH, head_width=16, mlp_width=64, **REGISTERS))
     demasker = tiny.demasker(replace(tiny.DEMASKER, backbone=BACKBONE, **REGISTERS))
     tiny.overfit(
-        lambda streams: guided_loss(
+        lambda streams: guided_step(
             lambda tokens, hidden: encoder(tokens), demasker, BATCH,
             objective=DemaskerObjective(), mask_id=MASK, streams=streams,
-        ),
+        ).loss,
         encoder, demasker, steps=140, count=len(BATCH),
     )  # fmt: skip
     return encoder, demasker
@@ -103,9 +103,9 @@ def test_only_a_demasker_that_saw_drafts_believes_visible_tokens(draft_rate, low
 
     objective = DemaskerObjective(draft_rate=draft_rate)
     tiny.overfit(
-        lambda streams: guided_loss(
+        lambda streams: guided_step(
             lambda *_: no_registers, demasker, texts(streams), objective=objective, mask_id=MASK, streams=streams
-        ),
+        ).loss,
         demasker, steps=40, count=32,
     )  # fmt: skip
     shown = texts(tiny.streams(32, "shown"))

@@ -13,15 +13,7 @@ Bits: TypeAlias = Literal[8, 6, 5, 4, 3]
 
 LARGEST = 127  # of int8; -128 is not used: the grid is symmetric
 GROUP = 32  # columns that share one scale, if there are fewer bits than 8
-CLIPS = (
-    1.0,
-    0.95,
-    0.9,
-    0.85,
-    0.8,
-    0.75,
-    0.7,
-)  # shares of a group's largest value that are tried as its range
+CLIPS = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7)  # shares of a group's largest value that are tried as its range
 
 # Matrices of the blocks hold most weights. Tables of tokens and positions and the maps of registers stay in int8.
 _MATRIX_OF_A_BLOCK = re.compile(r"(^|\.)(blocks|layers)\.\d+\..*\.weight$")

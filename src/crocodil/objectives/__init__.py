@@ -10,7 +10,6 @@ from crocodil.objectives.demasking import (
     Encode,
     Loss,
     base_loss,
-    guided_loss,
     guided_step,
     sample_visible_registers,
 )
@@ -41,7 +40,6 @@ __all__ = [
     "causal_states",
     "conditional_prior_loss",
     "distilled_loss",
-    "guided_loss",
     "guided_step",
     "mask_condition",
     "prior_loss",

@@ -70,27 +70,11 @@ def base_loss(
 
 
 class GuidedStep(NamedTuple):
-    """What one step of Algorithm 1 computes."""
+    """The loss of Algorithm 1, and the registers that it was computed from."""
 
     loss: Loss
     registers: RegisterBank  # z_0, before noise
     of_whole_text: Bool[Tensor, "B"]  # whether the encoder saw all of the text
-
-
-def guided_loss(
-    encode: Encode,
-    demasker: Demasker,
-    tokens: TokenIds,
-    *,
-    objective: DemaskerObjective,
-    mask_id: int,
-    streams: Streams,
-    time: PerSample | None = None,
-) -> Loss:
-    """Algorithm 1: return the loss of robust encoder-demasker training. `time` is drawn if not given."""
-    return guided_step(
-        encode, demasker, tokens, objective=objective, mask_id=mask_id, streams=streams, time=time
-    ).loss
 
 
 def guided_step(
@@ -103,7 +87,7 @@ def guided_step(
     streams: Streams,
     time: PerSample | None = None,
 ) -> GuidedStep:
-    """Algorithm 1, with the registers that it computes on the way."""
+    """Algorithm 1: one step of robust encoder-demasker training. `time` is drawn if not given."""
     time = streams.at("time").uniform() if time is None else time  # line 2
     mask_prob = mask_some_fully(mask_prob_at(time), objective.all_mask_rate, streams.at("all-mask"))
     given = sample_given(tokens.shape[1], objective.given_rate, streams=streams.at("given"))

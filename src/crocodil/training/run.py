@@ -54,7 +54,7 @@ from crocodil.training.record import (
 )
 from crocodil.training.run_config import CausalStart, Run, read_run_file, write_run_file
 from crocodil.training.spent import CONTINUED_BASE, StageWork, inherited_flops
-from crocodil.training.stage_setup import RATED_PRIOR, TRAINED_STAGES, Workspace, pair_data, retokenizer
+from crocodil.training.stage_setup import JOINT_PRIOR, TRAINED_STAGES, Workspace, pair_data, retokenizer
 
 STAGES = ("base", "guided", "registers", "prior", "conditional", "distilled", "prompted")
 
@@ -84,7 +84,7 @@ _SOURCES = {
     "guided": ("base/model/demasker",),
     "registers": ("guided/model/encoder",),
     "prior": (f"registers/{STAGE_FILE}",),
-    "conditional": ("guided/model/encoder", RATED_PRIOR, f"registers/{STAGE_FILE}"),
+    "conditional": ("guided/model/encoder", JOINT_PRIOR, f"registers/{STAGE_FILE}"),
     "distilled": (f"registers/{STAGE_FILE}",),  # and the networks of the teachers
     "prompted": ("guided/model/encoder", "guided/model/demasker", "conditional/model/denoiser"),
 }

@@ -39,12 +39,12 @@ from crocodil.training.stages import (
     BaseStage,
     ConditionalPriorStage,
     GuidedStage,
+    JointPrior,
     PriorStage,
-    RatedPrior,
 )
 
 Network = TypeVar("Network", bound=nn.Module)
-RATED_PRIOR = "guided/model/denoiser"  # in a run; only there if stage guided trained a prior too
+JOINT_PRIOR = "guided/model/denoiser"  # in a run; only there if stage guided trained a prior too
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ def guided_stage(run: Run, workspace: Workspace) -> tuple[Stage, LoopConfig]:
         retokenizer(run, workspace),
         run.num_prior_registers,
         run.register_noise_from,
-        _rated_prior(run, workspace),
+        _joint_prior(run, workspace),
     )
     return stage, loop
 
@@ -171,7 +171,7 @@ def prior_stage(run: Run, workspace: Workspace) -> tuple[Stage, LoopConfig]:
 def conditional_stage(run: Run, workspace: Workspace) -> tuple[Stage, LoopConfig]:
     loop = run.conditional_loop
     registers, encoder = workspace.registers(run, "train"), workspace.trained_encoder()
-    started = workspace.source / RATED_PRIOR
+    started = workspace.source / JOINT_PRIOR
     denoiser = (
         _same_shape(started, run.conditional, RegisterDenoiser)
         if started.exists()
@@ -328,7 +328,7 @@ def _encoder(run: Run, base: LLaDA) -> RegisterEncoder:
     )
 
 
-def _rated_prior(run: Run, workspace: Workspace) -> RatedPrior | None:
+def _joint_prior(run: Run, workspace: Workspace) -> JointPrior | None:
     """Return the prior that stage guided trains too: new, or the one to go on from."""
     if not run.rate_objective.trains_prior:
         return None
@@ -338,7 +338,7 @@ def _rated_prior(run: Run, workspace: Workspace) -> RatedPrior | None:
     else:
         generator = generator_for("conditional", run.guided_loop.seed)
         denoiser = RegisterDenoiser(run.conditional).init_weights(generator)
-    return RatedPrior(workspace.to_device(denoiser), run.rate_objective, run.prior_objective)
+    return JointPrior(workspace.to_device(denoiser), run.rate_objective, run.prior_objective)
 
 
 def _same_shape(folder: Path, shape: object, kind: type[Network]) -> Network:

@@ -118,7 +118,7 @@ class BaseStage:
 
 
 @dataclass(frozen=True)
-class RatedPrior:
+class JointPrior:
     """A conditional prior that stage guided trains too, and what the encoder learns from it (decision D71)."""
 
     denoiser: RegisterDenoiser
@@ -138,7 +138,7 @@ class GuidedStage:
     retokenizer: Retokenizer | None = None  # for an encoder with its own vocabulary (decision D7)
     num_prior_registers: int = 0  # validation also uses the first registers, which a prior will model
     noise_from: int = 0  # the first step with register noise (decision D66)
-    prior: RatedPrior | None = None
+    prior: JointPrior | None = None
     name: str = "guided"
 
     def modules(self) -> Mapping[str, nn.Module]:

@@ -15,7 +15,7 @@ from crocodil.models.demasker import Demasker, DemaskerConfig
 from crocodil.models.llada import LLaDA, LLaDAConfig
 from crocodil.models.register_denoiser import RegisterDenoiser, RegisterDenoiserConfig
 from crocodil.models.register_encoder import RegisterEncoder, RegisterEncoderConfig
-from crocodil.objectives import DemaskerObjective, PriorObjective, base_loss, guided_loss, prior_loss
+from crocodil.objectives import DemaskerObjective, PriorObjective, base_loss, guided_step, prior_loss
 from crocodil.reproduce import published
 from crocodil.reproduce.document import Section, Table, Text, number
 from crocodil.reproduce.store import Job, Row, Store
@@ -78,14 +78,14 @@ def samples(say: Callable[[str], object], steps: tuple[int, int, int]) -> dict[s
     say(train("base", [base], lambda streams: base_loss(base, batch, mask_id=MASK, streams=streams), base_steps))
 
     def guided(streams: Streams) -> Tensor:
-        return guided_loss(
+        return guided_step(
             lambda tokens, hidden: encoder(tokens, hidden=hidden),
             demasker,
             batch,
             objective=DemaskerObjective(empty_prefix_rate=0),
             mask_id=MASK,
             streams=streams,
-        )
+        ).loss
 
     say(train("guided (Algorithm 1)", [encoder, demasker], guided, guided_steps))
     registers = encoder(batch).detach()
