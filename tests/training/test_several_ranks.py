@@ -42,7 +42,7 @@ def short(corpus):
         prior=replace(run.prior, standardised=True),
         prompted_loop=replace(loop, num_steps=2), prompted_objective=PromptedObjective(own_encoder=True),
         pairs=corpus.directory.parent / "pairs of ranks",
-        rate_objective=RateObjective(trains_prior=True, weight=0.5, num_draws=2),
+        rate_objective=RateObjective(trains_prior=True, weight=0.5, num_draws=2, visible_rate=0.5),
     )  # fmt: skip
 
 

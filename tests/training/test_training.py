@@ -155,6 +155,16 @@ def rated(corpus, **objective):
     return replace(run, **loops, rate_objective=objective, encoder_warmup_steps=0)
 
 
+def test_a_joint_prior_sees_a_part_of_the_text_at_the_given_rate(trained, corpus, tmp_path):
+    workspace = Workspace(corpus, tmp_path, trained)
+    stages = {rate: guided_stage(rated(corpus, visible_rate=rate), workspace)[0] for rate in (0.0, 0.5, 1.0)}
+    tokens, streams = stages[0.0].data.tokens(0, range(64)), stages[0.0].data.streams(0, range(64))
+    bare, some, all_of_them = (stage._condition(stage.prior, tokens, streams) for stage in stages.values())
+    is_bare = (some - bare).abs().amax(dim=(1, 2)) < 1e-5
+    assert 20 <= is_bare.sum().item() <= 44
+    assert torch.equal(some[~is_bare], all_of_them[~is_bare])
+
+
 @pytest.mark.usefixtures("short_validation")
 def test_stage_guided_goes_on_from_another_and_the_conditional_prior_from_the_one_it_trained(
     trained, corpus, tmp_path

@@ -163,6 +163,8 @@ def _sizes(folder: Path, networks: Mapping[str, Path]) -> str:
 def _finished_networks(directory: Path, without: Collection[str], *, distilled: bool = True) -> dict[str, Path]:
     """Return the folders of the networks; a distilled prior takes the place of its teacher."""
     paths = {name: directory / path for name, path in _NETWORKS.items()}
+    if not paths["conditional"].exists():  # the prior that stage guided trained, if it did (decision D71)
+        paths["conditional"] = directory / "guided/model/denoiser"
     finished = {name: path for name, path in paths.items() if path.exists()}
     if distilled:
         students = {name: directory / "distilled" / "model" / name for name in ("prior", "conditional")}

@@ -11,7 +11,7 @@ from torch import Tensor
 from crocodil.models.register_denoiser import Condition, RegisterDenoiser
 from crocodil.objectives.priors import PriorObjective, denoise
 from crocodil.processes.gaussian import add_noise, time_of_snr
-from crocodil.runtime.config import Count, Positive, Weight, config
+from crocodil.runtime.config import Count, Positive, Share, Weight, config
 from crocodil.seeding import Streams
 from crocodil.shapes import RegisterBank
 
@@ -24,6 +24,7 @@ class RateObjective:
     weight: Weight = 0.0  # of the gradient that the encoder gets from the rate
     noise_std: Positive = 1.0  # the rate is that of registers with this noise; finer details are free
     num_draws: Count = 4  # noisy banks of each text in a step
+    visible_rate: Share = 0.0  # share of the texts where the prior sees a part of the text, as in Algorithm 4
 
     def __post_init__(self) -> None:
         if self.weight and not self.trains_prior:
@@ -43,9 +44,12 @@ def register_rate(
 
     It is the integral of |z_0 - g(z_s, s)|^2 / 2 over the signal-to-noise ratio, from 0 to 1 / noise_std^2 (Kingma
     et al., 2021, "Variational diffusion models", Eq. 18). `metrics.likelihood.register_nats` is the same in many
-    steps. The denoiser gets the whole gradient, the encoder `objective.weight` of it.
+    steps. The denoiser gets the whole gradient, the encoder `objective.weight` of it. With one condition per text,
+    p is the prior given that condition.
     """
     count = objective.num_draws
+    if len(condition) > 1:
+        condition = condition.repeat_interleave(count, dim=0)
     banks = scale_gradient(registers.float(), objective.weight).repeat_interleave(count, dim=0)
     draw = torch.arange(len(banks), device=banks.device) % count
     draw_streams = Streams(streams.keys.repeat_interleave(count)).at(draw)

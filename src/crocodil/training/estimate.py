@@ -118,7 +118,7 @@ def step_flops(run: Run) -> dict[str, float]:
                 run.demasker, run.encoder, length=length, all_mask_rate=run.guided_objective.all_mask_rate,
                 adapted=run.lora is not None, draft_rate=run.guided_objective.draft_rate,
             )
-            + rate_flops(run.conditional, run.rate_objective)
+            + rate_flops(run.conditional, run.encoder, objective=run.rate_objective, length=length)
             for length in run.lengths
         ],
         "prior": [prior_flops(run.prior)],

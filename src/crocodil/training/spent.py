@@ -137,7 +137,12 @@ def planned_flops(record: Mapping[str, Any], shapes: Shapes) -> Flops:
     guided = {**vars(DemaskerObjective()), **record.get("guided_objective", {})}
     drafts = record.get("base_draft_rate", 0.0)
     rated = RateObjective(**record.get("rate_objective", {}))
-    rate = 0.0 if shapes.conditional is None else rate_flops(shapes.conditional, rated)
+
+    def rate(length: int) -> float:
+        if shapes.conditional is None:
+            return 0.0
+        return rate_flops(shapes.conditional, shapes.encoder, objective=rated, length=length)
+
     spent: Flops = {
         "base": _planned(
             record, "base", lambda length: base_flops(shapes.demasker.backbone, length=length, draft_rate=drafts)
@@ -154,7 +159,7 @@ def planned_flops(record: Mapping[str, Any], shapes: Shapes) -> Flops:
                     adapted=record.get("lora") is not None,
                     draft_rate=guided["draft_rate"],
                 )
-                + rate
+                + rate(length)
             ),
         ),
         "prior": _planned_prior(record, shapes),

@@ -26,10 +26,12 @@ from crocodil.objectives import (
     causal_states,
     conditional_prior_loss,
     guided_step,
+    mask_condition,
     prior_loss,
     register_rate,
 )
 from crocodil.processes.masking import bare_canvas
+from crocodil.seeding import Streams
 from crocodil.text.encode import encode_tokens
 from crocodil.text.retokenizer import Retokenizer
 from crocodil.training.adapting import trainable_parameters
@@ -182,7 +184,9 @@ class GuidedStage:
             draft_rate=self.objective.draft_rate,
         )
         if self.prior is not None:
-            flops += rate_flops(self.prior.denoiser.config, self.prior.objective)
+            flops += rate_flops(
+                self.prior.denoiser.config, self.encoder.config, objective=self.prior.objective, length=length
+            )
         return Work(length, flops)
 
     def encode(self, tokens: Tensor, hidden: Tensor | None = None) -> Tensor:
@@ -204,7 +208,7 @@ class GuidedStage:
         nats = register_rate(
             self.prior.denoiser,
             result.registers[:, : self.prior.denoiser.config.num_registers],
-            self._bare_condition(tokens),
+            self._condition(self.prior, tokens, streams),
             objective=self.prior.objective,
             prior_objective=self.prior.prior_objective,
             streams=streams.at("rate"),
@@ -217,6 +221,17 @@ class GuidedStage:
     @torch.no_grad()
     def _bare_condition(self, tokens: Tensor) -> Tensor:
         return self.encode(*bare_canvas(tokens, mask_id=self.demasker.config.backbone.mask_id))
+
+    @torch.no_grad()
+    def _condition(self, prior: JointPrior, tokens: Tensor, streams: Streams) -> Tensor:
+        """Encode what the prior sees: a bare canvas, or for a share of the texts one with visible tokens."""
+        if not prior.objective.visible_rate:
+            return self._bare_condition(tokens)
+        mask_id, streams = self.demasker.config.backbone.mask_id, streams.at("condition")
+        masked = mask_condition(tokens, prior.prior_objective, mask_id, streams)
+        bare = bare_canvas(tokens, mask_id=mask_id)
+        sees = (streams.at("sees").uniform() < prior.objective.visible_rate)[:, None]
+        return self.encode(*(torch.where(sees, *pair) for pair in zip(masked, bare, strict=True)))
 
     def objective_at(self, step: int) -> DemaskerObjective:
         return self.objective if step >= self.noise_from else replace(self.objective, register_cosine=1.0)

@@ -93,9 +93,14 @@ def prior_flops(config: RegisterDenoiserConfig) -> float:
     return TRAINED * denoiser_flops(config)
 
 
-def rate_flops(config: RegisterDenoiserConfig, objective: RateObjective) -> float:
-    """The register rate in Algorithm 1: several noisy banks of each text."""
-    return objective.num_draws * prior_flops(config) if objective.trains_prior else 0.0
+def rate_flops(
+    denoiser: RegisterDenoiserConfig, encoder: RegisterEncoderConfig, *, objective: RateObjective, length: int
+) -> float:
+    """The register rate in Algorithm 1: several noisy banks of each text, and its condition if that has text."""
+    if not objective.trains_prior:
+        return 0.0
+    encoding = FROZEN * encoder_flops(encoder, positions=length + encoder.num_registers)
+    return objective.num_draws * prior_flops(denoiser) + (encoding if objective.visible_rate else 0.0)
 
 
 def conditional_flops(
