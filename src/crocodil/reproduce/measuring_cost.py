@@ -155,8 +155,8 @@ def rows_on_valid(protocol: Protocol, length: int) -> Iterator[Point]:
     finals = {(method, calls) for method, calls in swept if calls > protocol.swept_calls[-1]}
     swept |= {(method, protocol.swept_calls[-1]) for method, _ in finals}
     for method, calls in sorted(swept):
-        if method != ORACLE:
-            candidates = _candidates(protocol, method)
+        candidates = _candidates(protocol, method)
+        if method != ORACLE and len(candidates) > 1:
             count = protocol.num_swept_at(calls, num_candidates=len(candidates))
             yield from ((method, calls, candidate, protocol.num_swept) for candidate in candidates[:count])
 
