@@ -448,8 +448,8 @@ def test_guided_methods_are_measured_with_default_settings_without_a_sweep_and_w
     assert summary(results)["own_best_calls"]["64"] is None
     assert set(summary(results)["parse_share"]["64"]) == {*methods, "real"}
     page = {name: as_markdown("", [Section(name, show(results, tmp_path))], {}) for name, show in BLOCKS.items()}
-    assert "Speed-ups are not measured yet." in page["speed-up"]
-    assert "No base was measured for this model yet" in page["base"]
+    assert "Speed-ups are not measured yet: there are no rows of a base for this model." in page["speed-up"]
+    assert BLOCKS["base"](results, tmp_path) == []
     assert "| **64 tokens**: ConWithinDisc | 4 |" in page["quality"]
     assert "samples that parse, 64 tokens, 4 calls" in page["measurements"]
 

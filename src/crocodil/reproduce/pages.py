@@ -86,15 +86,12 @@ def conditions(results: Results, folder: Path) -> list[Block]:
 # ---------------------------------------------------------------- the base, and speed-ups over it
 
 
-NO_BASE = Text("No base was measured for this model yet, so there are no speed-ups.")
-
-
 def base_line(results: Results, folder: Path) -> list[Block]:
-    """Say how much compute the base had."""
+    """Say how much compute the base had; nothing if it was not measured."""
     (row, *_) = results["model"]
     share, with_priors = row["base_compute_share"], row.get("base_compute_share_with_priors")
     if not has_base(results.get("generation", ())):
-        return [NO_BASE]
+        return []
     if row["base"] is None:
         return [Text("The model has no base of its own: its demasker without registers takes the place of one.")]
     if share is None:
@@ -114,7 +111,9 @@ def speedup(results: Results, folder: Path) -> list[Block]:
         for index, method in enumerate(_guided(by_method)):
             where = f"{real['length']} tokens, base at {best} calls: " if index == 0 else ""
             body.append(_speedup_line(f"{where}{display_name(method)}", by_method[method], bold=index == 0))
-    return [Table(_unit_heads(results), body)] if body else [Text("Speed-ups are not measured yet.")]
+    if not body:
+        return [Text("Speed-ups are not measured yet: there are no rows of a base for this model.")]
+    return [Table(_unit_heads(results), body)]
 
 
 def speedup_per_token(results: Results, folder: Path) -> list[Block]:
