@@ -72,7 +72,16 @@ from crocodil.reproduce.figures import Curve, Panel, Real
 from crocodil.reproduce.fixed_protocol import FixedProtocol, check_same_protocol, read_protocol
 from crocodil.reproduce.headline_numbers import summary
 from crocodil.reproduce.held_out import HeldOut, corpus_fingerprint, tokenized_again
-from crocodil.reproduce.protocol import EXAMPLE_CALLS, FULL, QUICK, TINY, blocks_and_calls, protocol_named
+from crocodil.reproduce.pages import BLOCKS
+from crocodil.reproduce.protocol import (
+    DEFAULTS,
+    EXAMPLE_CALLS,
+    FULL,
+    QUICK,
+    TINY,
+    blocks_and_calls,
+    protocol_named,
+)
 from crocodil.reproduce.report import report, timed, write_report
 from crocodil.reproduce.store import Job, Store, note_of, read_rows, select
 from crocodil.reproduce.sweep import best, candidate_of, finalists
@@ -218,7 +227,7 @@ def test_the_full_protocol_is_the_papers():
     assert FULL.calls(512, guided=True) == [8, 16, 32, 64]
     assert QUICK.num_samples == 256
     assert register_counts(128) == [8, 64, 128]
-    with pytest.raises(ValueError, match="no protocol 'huge': choose one of full, quick, tiny"):
+    with pytest.raises(ValueError, match="no protocol 'huge': choose one of full, quick, defaults, tiny"):
         protocol_named("huge")
 
 
@@ -402,6 +411,47 @@ def test_every_method_gets_the_same_sweep_on_valid_and_one_run_on_test(out, resu
         assert candidate_of(row) == candidate_of(best(own))
         assert len(select(measured, method=row["method"], calls=row["calls"])) == 1
     assert {row["method"] for row in measured} >= {"base", "conthendisc", "conwithindisc"}
+
+
+def test_guided_methods_are_measured_with_default_settings_without_a_sweep_and_without_a_base(
+    pipe, corpus, evaluator, tmp_path
+):
+    assert DEFAULTS.calls(256, guided=False) == []
+    assert DEFAULTS.calls(256, guided=True) == DEFAULTS.calls(512, guided=True) == [16, 32]
+    protocol = replace(TINY, swept={}, base_sweep=(), guided_sweep=(), max_base_calls=1)
+
+    def found(temperature):
+        settings = replace(pipe.settings, decoding=Decoding(temperature=temperature, rule="remask"))
+        context = Context.for_model(
+            replace(pipe, settings=settings),
+            corpus=corpus,
+            evaluator=evaluator,
+            protocol=protocol,
+            results=tmp_path,
+        )
+        compute_all([context], ["generation", "sweep"])
+        return timed(read_all(tmp_path))
+
+    found(0.5)
+    results = found(0.0)
+    assert "sweep" not in results
+    methods = ["conthendisc", "conwithindisc", "encoded registers"]
+    assert [row["method"] for row in results["generation"]] == methods  # other settings replaced the first rows
+    for row in results["generation"]:
+        assert (row["temperature"], row["rule"], row["split"]) == (0.0, "remask", "test")
+        assert (row["swept"], row["swept_at"], row["criterion"]) == ([], None, None)
+    shown = as_markdown("Title", report(results), {})
+    assert "no base was measured, so there are no speed-ups" in shown
+    assert "**Settings.** Every method has the model's default settings." in shown
+    assert "Fair tuning" not in shown
+    assert summary(results)["speedup"]["64"] == {}
+    assert summary(results)["own_best_calls"]["64"] is None
+    assert set(summary(results)["parse_share"]["64"]) == {*methods, "real"}
+    page = {name: as_markdown("", [Section(name, show(results, tmp_path))], {}) for name, show in BLOCKS.items()}
+    assert "Speed-ups are not measured yet: there are no rows of a base for this model." in page["speed-up"]
+    assert BLOCKS["base"](results, tmp_path) == []
+    assert "| **64 tokens**: ConWithinDisc | 4 |" in page["quality"]
+    assert "samples that parse, 64 tokens, 4 calls" in page["measurements"]
 
 
 def test_a_compared_model_has_its_own_sweep_and_stands_in_the_same_table(out, results):

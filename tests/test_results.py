@@ -1,7 +1,7 @@
 """Committed rows belong to their model, and the pages state what rows and runs say.
 
-`results/` has the rows of the first model that the package contained. The pages of the built-in model name the
-folder of its rows in their marks (`crocodil.reproduce.pages`): for another model, the marks change.
+`results/first/` has the rows of the first model that the package contained. The pages of the built-in model name
+the folder of its rows in their marks (`crocodil.reproduce.pages`): for another model, the marks change.
 """
 
 import json
@@ -31,7 +31,7 @@ from crocodil.reproduce.fixed_protocol import kept_targets
 from crocodil.reproduce.headline_numbers import summary
 from crocodil.reproduce.pages import filled, folders_of, write_page
 from crocodil.reproduce.report import TITLE, report, timed
-from crocodil.reproduce.sweep import candidate_of, own_candidate
+from crocodil.reproduce.sweep import candidate_of, decoding_row, own_candidate
 from crocodil.training.estimate import estimates
 from crocodil.training.run_config import Pretrained, read_run_file
 from crocodil.training.work import guided_flops
@@ -39,7 +39,7 @@ from crocodil.training.work import guided_flops
 ROOT = Path(__file__).parent.parent
 RESULTS, DOCS = ROOT / "results", ROOT / "docs"
 README, CARD, PAGE = ROOT / "README.md", ROOT / "src" / "crocodil" / "builtin" / "README.md", DOCS / "results.md"
-FIRST = DOCS / "first-model.md"
+FIRST, FIRST_ROWS = DOCS / "first-model.md", RESULTS / "first"
 LOG, QUICKSTART, HOW = DOCS / "research-log.md", DOCS / "quickstart.md", DOCS / "how-it-works.md"
 OWN = ROOT / folders_of(README.read_text())[0]  # the rows of the built-in model
 FOLDERS = sorted(file.parent for file in RESULTS.rglob("conditions.json"))
@@ -49,7 +49,7 @@ every_folder = pytest.mark.parametrize("folder", FOLDERS, ids=[folder.name for f
 @pytest.fixture(scope="module")
 def rows():
     """Rows of the first model."""
-    return timed(read_all(RESULTS))
+    return timed(read_all(FIRST_ROWS))
 
 
 @pytest.fixture(scope="module")
@@ -96,6 +96,13 @@ def test_the_tables_of_a_page_are_what_the_rows_of_the_built_in_model_say(file, 
     assert filled(page, own_rows, folder) == page
 
 
+def test_the_tables_of_the_page_of_the_first_model_are_what_its_rows_say(rows, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    page, folder = FIRST.read_text(), FIRST_ROWS.relative_to(ROOT)
+    assert folders_of(page) == [folder.as_posix()]
+    assert filled(page, rows, folder) == page
+
+
 def test_a_page_without_marks_or_with_an_unknown_table_is_refused(own_rows, tmp_path):
     (tmp_path / "page.md").write_text("# A page")
     with pytest.raises(ValueError, match="marks no place for tables"):
@@ -112,16 +119,21 @@ def test_the_rows_are_of_the_built_in_model_and_of_the_base_beside_them(own_rows
 
 
 def test_the_bases_share_of_compute_follows_from_the_records_of_the_runs(own_rows, pipe):
-    training = {"run": read_run_file(OWN / "training"), "base": read_run_file(OWN / "base")}
+    folders = {"run": OWN / "training", "base": OWN / "base"}
+    training = {name: read_run_file(folder) for name, folder in folders.items() if folder.is_dir()}
     share, with_priors = (base_compute_share(pipe, training, with_priors=priors) for priors in (False, True))
     for row in own_rows["model"]:
-        assert row["base_compute_share"] == pytest.approx(share)
-        assert row["base_compute_share_with_priors"] == pytest.approx(with_priors)
+        assert row["base_compute_share"] == (None if share is None else pytest.approx(share))
+        assert row["base_compute_share_with_priors"] == (None if share is None else pytest.approx(with_priors))
 
 
 def test_rows_name_the_settings_that_their_method_generated_with(own_rows, pipe):
     for row in own_rows.get("cpu-seconds", ()):
         assert candidate_of(row) == own_candidate(pipe, Method(row["method"]))
+    for row in own_rows.get("generation", ()):
+        if row.get("swept_at", 0) is None and row["method"] in list(Method):  # measured with default settings
+            defaults = decoding_row(pipe.settings.decoding_for(Method(row["method"])))
+            assert {name: row[name] for name in defaults} == defaults
     for row in own_rows.get("memorisation", ()):
         for method, chosen in row["chosen"].items():
             assert chosen == own_candidate(pipe, Method(method))
@@ -130,8 +142,8 @@ def test_rows_name_the_settings_that_their_method_generated_with(own_rows, pipe)
 def test_the_limits_of_the_built_in_model_are_stated(pipe):
     drawn = (pipe.conditional or pipe.prior).config.num_registers
     kept = pipe.settings.drawing.num_registers or drawn
-    base, training = (read_run_file(OWN / name) for name in ("base", "training"))
-    objective = training.get("guided_objective") or base["guided_objective"]
+    training = read_run_file(OWN / "training")
+    objective = training.get("guided_objective") or read_run_file(OWN / "base")["guided_objective"]
     for file in (README, CARD):
         is_stated = f"generates with {kept} registers, a prefix length that it was never trained on" in prose(file)
         assert is_stated == (kept not in {0, *objective["prefix_lengths"]})
@@ -191,7 +203,7 @@ def test_copied_runs_and_seconds_on_a_cpu_are_stated(found, rows):
 
 
 def test_how_a_prefix_is_continued_is_stated():
-    texts = [json.loads(line)["text"] for line in (RESULTS / "prompts.jsonl").read_text().splitlines()]
+    texts = [json.loads(line)["text"] for line in (FIRST_ROWS / "prompts.jsonl").read_text().splitlines()]
     assert all(text.startswith("def read(path):\n") for text in texts)
     indented = sum(text.removeprefix("def read(path):\n").lstrip("\n").startswith(" ") for text in texts)
     assert f"{indented} of {len(texts)} samples continue the prefix" in prose(FIRST)

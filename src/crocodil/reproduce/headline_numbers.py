@@ -90,7 +90,7 @@ MEASURES: Mapping[str, Callable[[Results], Any]] = {
     },
     "own_best_calls": lambda results: (
         comparison.own_best_calls(results["generation"], results["reference"][0])
-        if results.get("generation")
+        if comparison.has_base(results.get("generation", ()))
         else None
     ),
     "speedup": _speedups,

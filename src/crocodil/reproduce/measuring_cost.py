@@ -25,9 +25,9 @@ ESTIMATED = ("reference", "anchor", "likelihood", "autoencoder", "sweep", "gener
 class Rates(NamedTuple):
     """The speed of a machine. The defaults are for one H200; the sources are in this repository."""
 
-    decoding: float = 150e12  # operations per second of demasker calls: 133 to 195 in results/seconds.jsonl
+    decoding: float = 150e12  # operations per second of demasker calls: 133 to 195 in results/first/seconds.jsonl
     judging: float = 150e12  # operations per second of the judge, which reads each text twice: assumed
-    denoiser_seconds: float = 2.1e-3  # of a denoiser call of a batch, whatever its size: results/seconds.jsonl
+    denoiser_seconds: float = 2.1e-3  # of a denoiser call of a batch, whatever its size: the same rows
     row_seconds: float = 1.3  # of clustering and all else: the sweeps of the first model, less their decoding
 
 
@@ -155,8 +155,8 @@ def rows_on_valid(protocol: Protocol, length: int) -> Iterator[Point]:
     finals = {(method, calls) for method, calls in swept if calls > protocol.swept_calls[-1]}
     swept |= {(method, protocol.swept_calls[-1]) for method, _ in finals}
     for method, calls in sorted(swept):
-        if method != ORACLE:
-            candidates = _candidates(protocol, method)
+        candidates = _candidates(protocol, method)
+        if method != ORACLE and len(candidates) > 1:
             count = protocol.num_swept_at(calls, num_candidates=len(candidates))
             yield from ((method, calls, candidate, protocol.num_swept) for candidate in candidates[:count])
 

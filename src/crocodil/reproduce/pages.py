@@ -23,6 +23,7 @@ from crocodil.reproduce.experiments import Results, targets
 from crocodil.reproduce.experiments.comparison import (
     UNITS,
     factor_of,
+    has_base,
     most_calls,
     own_best_calls,
     speedups_by_unit,
@@ -86,9 +87,11 @@ def conditions(results: Results, folder: Path) -> list[Block]:
 
 
 def base_line(results: Results, folder: Path) -> list[Block]:
-    """Say how much compute the base had."""
+    """Say how much compute the base had; nothing if it was not measured."""
     (row, *_) = results["model"]
     share, with_priors = row["base_compute_share"], row.get("base_compute_share_with_priors")
+    if not has_base(results.get("generation", ())):
+        return []
     if row["base"] is None:
         return [Text("The model has no base of its own: its demasker without registers takes the place of one.")]
     if share is None:
@@ -102,19 +105,21 @@ def base_line(results: Results, folder: Path) -> list[Block]:
 def speedup(results: Results, folder: Path) -> list[Block]:
     """Compare with the base at its own best number of calls."""
     body = []
-    for rows, real in _lengths(results):
+    for rows, real in _with_base(results):
         best = own_best_calls(rows, real)
         by_method = speedups_by_unit(rows, real)
         for index, method in enumerate(_guided(by_method)):
             where = f"{real['length']} tokens, base at {best} calls: " if index == 0 else ""
             body.append(_speedup_line(f"{where}{display_name(method)}", by_method[method], bold=index == 0))
-    return [Table(_unit_heads(results), body)] if body else [Text("Speed-ups are not measured.")]
+    if not body:
+        return [Text("Speed-ups are not measured yet: there are no rows of a base for this model.")]
+    return [Table(_unit_heads(results), body)]
 
 
 def speedup_per_token(results: Results, folder: Path) -> list[Block]:
     """Compare with the base at one call per token, as the paper does."""
     body = []
-    for rows, real in _lengths(results):
+    for rows, real in _with_base(results):
         length = real["length"]
         if most_calls(rows) < length:
             continue
@@ -132,6 +137,11 @@ def _lengths(results: Results) -> Iterator[tuple[list[Row], Row]]:
         rows = select(results.get("generation", ()), length=real["length"])
         if rows:
             yield rows, real
+
+
+def _with_base(results: Results) -> Iterator[tuple[list[Row], Row]]:
+    """Yield the same of the lengths at which the base was measured."""
+    return ((rows, real) for rows, real in _lengths(results) if has_base(rows))
 
 
 def _guided(by_method: Mapping[str, object]) -> list[str]:
@@ -172,7 +182,7 @@ def quality(results: Results, folder: Path) -> list[Block]:
     body = []
     for rows, real in _lengths(results):
         usual = max(1, real["length"] // TOKENS_PER_CALL)
-        calls = {usual, own_best_calls(rows, real), most_calls(rows)}
+        calls = {usual, own_best_calls(rows, real), most_calls(rows)} if has_base(rows) else {usual}
         lines = [row for row in select(rows, method=str(Method.BASE)) if row["calls"] in calls]
         for method in (*_guided(dict.fromkeys(distinct(rows, "method"))),):
             wanted = (usual,) if method == ORACLE else (16, usual, 2 * usual)

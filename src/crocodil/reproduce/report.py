@@ -182,7 +182,8 @@ def _overview(results: Results) -> Section:
     elif "quick" in settings and "full" not in settings:
         blocks.append(Text("**Protocol quick: fewer samples than in the paper.**"))
     blocks.append(_model_table(models))
-    blocks += [_base_line(row) for row in models]
+    generated = results.get("generation", ())
+    blocks += [_base_line(row, select(generated, length=row["length"])) for row in models]
     if results.get("generation"):
         blocks += _headlines(results)
     if not can_draw():
@@ -210,9 +211,11 @@ def _model_table(models: Sequence[Row]) -> Table:
     return Table(heads, body, "The model")
 
 
-def _base_line(row: Row) -> Text:
+def _base_line(row: Row, generated: Sequence[Row]) -> Text:
     """Say whether the base had as much training compute."""
     where = f"Length {row['length']}"
+    if generated and not comparison.has_base(generated):
+        return Text(f"{where}: no base was measured, so there are no speed-ups.")
     if row["base"] is None:
         return Text(
             f"""**Caution, {where.lower()}:** the model has no base of its own; the demasker with an empty prefix

@@ -3,8 +3,8 @@
 Each sampler is swept over as many candidates on the validation split, at the same few numbers of calls. The best
 candidate at the nearest swept number of calls then runs once on the test split, with other seeds. For many calls
 the top candidates are ranked again in a final, because the best candidate for few calls may be bad for many. A
-sampler that differs from another in one thing only, such as its registers, uses the other's candidate. Every row
-holds quality, diversity and cost.
+sampler that differs from another in one thing only, such as its registers, uses the other's candidate. A protocol
+with one candidate has no sweep. Every row holds quality, diversity and cost.
 """
 
 import math
@@ -69,15 +69,17 @@ def choose_and_measure(context: Context, name: str, entries: Sequence[tuple[Samp
     sources = sources_of(context, entries)
     swept = sweep(context, sources)
     jobs = []
-    for (sampler, calls), (source, swept_at) in zip(entries, sources, strict=True):
-        candidate = candidate_of(best(select(swept, **source.key, calls=swept_at)))
+    for (sampler, calls), (source, chosen_at) in zip(entries, sources, strict=True):
+        only = _only_candidate(context, source)
+        swept_at = chosen_at if only is None else None
+        candidate = candidate_of(best(select(swept, **source.key, calls=swept_at))) if only is None else only
         jobs.append(
             Job(
                 {**sampler.key, "calls": calls},
                 partial(measure, context, sampler, calls, candidate, split="test", swept_at=swept_at),
                 work=calls,
                 uses=sampler.uses,
-                chosen=candidate,
+                chosen=candidate if only is None else {**decoding_row(default_decoding(context, sampler)), **only},
             )
         )
     return context.store.compute(name, jobs)
@@ -94,6 +96,7 @@ def sources_of(context: Context, entries: Sequence[tuple[Sampler, int]]) -> list
 def sweep(context: Context, sources: Sequence[tuple[Sampler, int]]) -> list[Row]:
     """Measure all candidates of each sampler at its number of calls; in a final, only the top candidates."""
     protocol = context.protocol
+    sources = [(source, swept_at) for source, swept_at in sources if _only_candidate(context, source) is None]
     if protocol.is_chosen_elsewhere(context.length):
         return _swept_elsewhere(context, sources)
     last_sweeps = [(source, min(swept_at, protocol.swept_calls[-1])) for source, swept_at in sources]
@@ -124,6 +127,12 @@ def _swept_elsewhere(context: Context, sources: Sequence[tuple[Sampler, int]]) -
 
 def _candidates(context: Context, source: Sampler) -> list[Row]:
     return context.protocol.candidates(guided=source.is_guided, compared=source.compared)
+
+
+def _only_candidate(context: Context, source: Sampler) -> Row | None:
+    """Return the candidate of a sampler that has only one: there is nothing to choose, and it is not swept."""
+    candidates = _candidates(context, source)
+    return candidates[0] if len(candidates) == 1 else None
 
 
 def finalists(swept: Sequence[Row], count: int) -> list[Row]:
@@ -178,9 +187,9 @@ def measure(
         **drawing,
         SWEPT: list(candidate),
         "split": split,
-        "swept_at": swept_at,  # the number of calls at which the candidate was chosen
+        "swept_at": swept_at,  # the number of calls at which the candidate was chosen; None: it is the only one
         **quality_and_cost(context, made, split),
-        **({"texts": made.texts[:NUM_SHOWN], "criterion": CRITERION} if is_test else {}),
+        **({"texts": made.texts[:NUM_SHOWN], "criterion": CRITERION if swept_at else None} if is_test else {}),
     }
 
 

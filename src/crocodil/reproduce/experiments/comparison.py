@@ -19,10 +19,19 @@ UNIT_HEADS = ("by FLOPs", "by time", "by the paper's NFE")
 # ---------------------------------------------------------------- speed-ups at matched quality
 
 
+def has_base(rows: Sequence[Row]) -> bool:
+    return bool(select(rows, method=str(Method.BASE)))
+
+
 def speedups(
     rows: Sequence[Row], real: Row, *, unit: str = COST, calls: int | None = None
 ) -> dict[str, SpeedUp | None]:
-    """Return the speed-up of each method over the base with `calls`, by default its best number of calls."""
+    """Return the speed-up of each method over the base with `calls`, by default its best number of calls.
+
+    There are none if the base was not measured.
+    """
+    if not has_base(rows):
+        return {}
     calls = own_best_calls(rows, real) if calls is None else calls
     measured = [row for row in rows if row[unit] is not None]
     curves = {
@@ -89,8 +98,10 @@ def _point(row: Row, unit: str) -> QualityPoint:
 def speedup_tables(rows: Sequence[Row], real: Row) -> list[Table]:
     """Return two tables: the base at its best number of calls, and at one call per token as in the paper.
 
-    There is no second table if the base was not measured at one call per token.
+    There is no second table if the base was not measured at one call per token, and none if it was not measured.
     """
+    if not has_base(rows):
+        return []
     length, by_mauve, at_best = real["length"], speedups_by_mauve(rows, real), speedups_by_unit(rows, real)
     against_best = Table(
         ["", *UNIT_HEADS, "by FLOPs, MAUVE only"],
@@ -117,6 +128,8 @@ def speedup_tables(rows: Sequence[Row], real: Row) -> list[Table]:
 
 def speedup_caption(rows: Sequence[Row], real: Row) -> str:
     """Return the speed-ups of all methods in all units as one sentence."""
+    if not has_base(rows):
+        return "No base was measured."
     factors = [
         f"{display_name(method)} "
         + ", ".join(

@@ -10,7 +10,7 @@ from crocodil.pipeline import Crocodil, Generation, Method
 from crocodil.reproduce import published
 from crocodil.reproduce.context import AUTOENCODER_PARTS, DRAWING, Context
 from crocodil.reproduce.document import Block, Listing, Picture, Section, Table, Text, measure
-from crocodil.reproduce.experiments.comparison import equal_cost_blocks, speedup_caption, speedup_tables
+from crocodil.reproduce.experiments.comparison import equal_cost_blocks, has_base, speedup_caption, speedup_tables
 from crocodil.reproduce.experiments.frontiers import frontier_picture, frontier_table, has_other_settings
 from crocodil.reproduce.experiments.quality import (
     OF_MODEL,
@@ -37,6 +37,14 @@ TITLE = "Generation (Figs. 6 and 10)"
 FRONTIER_NOTE = """The table reads each frontier at the same entropies, on the lower convex hull of its points (in
     the logarithm of Gen-PPL): a mixture of the samples of two settings lies between them. A cell is empty where no
     setting of the method is as varied."""
+SPEEDUP_NOTE = """A **speed-up** is the cost of the base divided by the cost of the cheapest point of a method that
+    matches the base. A point matches if its MAUVE and Gen-PPL are no worse than those of the base,
+    within the spread of the base, and its entropy is no further from that of real programs. Methods
+    need only match the Gen-PPL of real programs if the base is below it. The first table compares with
+    the base **at its best number of calls**: the fewest calls at which the base matches its own best
+    point. The second table compares with the base **at one call per token**, as the paper does; the
+    line of the base shows what the base itself gains from fewer calls. In the column **MAUVE only**,
+    MAUVE alone must match, and the best number of calls of the base is chosen by MAUVE alone."""
 QUALITATIVE_CALLS = (256, 128, 64, 32)  # App. G
 
 
@@ -129,7 +137,7 @@ def _anchor_row(context: Context) -> Row:
 def show(
     rows: Sequence[Row], references: Sequence[Row], swept: Sequence[Row] = (), anchors: Sequence[Row] = ()
 ) -> Section:
-    blocks: list[Block] = list(_explanation(swept))
+    blocks: list[Block] = list(_explanation(rows, swept))
     for length in distinct(rows, "length"):
         (real,) = select(references, length=length)
         anchor = next(iter(select(anchors, length=length)), None)
@@ -141,13 +149,7 @@ def show(
     return Section(TITLE, blocks)
 
 
-def _explanation(swept: Sequence[Row]) -> list[Text]:
-    if has_other_settings(swept):
-        tuned = (
-            "The settings of every method are chosen from equally many candidates, those of the base from its own,"
-        )
-    else:
-        tuned = "The temperature and the reveal rule of every method are chosen from the same candidates"
+def _explanation(rows: Sequence[Row], swept: Sequence[Row]) -> list[Text]:
     return [
         Text(
             """Each method writes programs from an empty canvas. The **base** reveals masked tokens without
@@ -161,31 +163,38 @@ def _explanation(swept: Sequence[Row]) -> list[Text]:
             fluent), entropy and share of valid Python close to those of real programs, and lower cost. A
             sampler that repeats itself has a very low Gen-PPL, so always read Gen-PPL together with entropy."""
         ),
-        Text(
-            f"""**Fair tuning.** {tuned} on the validation split, at the same few numbers of calls. The chosen
-            candidate has the
-            lowest Gen-PPL among those whose MAUVE is within its spread, or within {TIE}, of the highest. Other
-            numbers of calls use the choice of the nearest one; for large numbers, the best candidates are
-            compared again with more calls. Only the chosen setting runs on the test split, once, with other
-            seeds. Oracle registers use the settings of ConThenDisc."""
-        ),
+        _tuning(rows, swept),
         Text(
             """**Cost** includes the prior and the encoder, in three units. NFE is the paper's unit: demasker
             calls, and calls of other networks weighted by their number of parameters. NFE by FLOPs also
             weights calls by the number of positions. Seconds are measured on the machine that computed the
             rows."""
         ),
-        Text(
-            """A **speed-up** is the cost of the base divided by the cost of the cheapest point of a method that
-            matches the base. A point matches if its MAUVE and Gen-PPL are no worse than those of the base,
-            within the spread of the base, and its entropy is no further from that of real programs. Methods
-            need only match the Gen-PPL of real programs if the base is below it. The first table compares with
-            the base **at its best number of calls**: the fewest calls at which the base matches its own best
-            point. The second table compares with the base **at one call per token**, as the paper does; the
-            line of the base shows what the base itself gains from fewer calls. In the column **MAUVE only**,
-            MAUVE alone must match, and the best number of calls of the base is chosen by MAUVE alone."""
-        ),
+        *([Text(SPEEDUP_NOTE)] if has_base(rows) else []),
     ]
+
+
+def _tuning(rows: Sequence[Row], swept: Sequence[Row]) -> Text:
+    """Say how the settings were chosen."""
+    if all(row.get("swept_at", 0) is None for row in rows):
+        return Text(
+            """**Settings.** Every method has the model's default settings. No sweep was made for these rows.
+            Oracle registers use the settings of ConThenDisc."""
+        )
+    if has_other_settings(swept):
+        tuned = (
+            "The settings of every method are chosen from equally many candidates, those of the base from its own,"
+        )
+    else:
+        tuned = "The temperature and the reveal rule of every method are chosen from the same candidates"
+    return Text(
+        f"""**Fair tuning.** {tuned} on the validation split, at the same few numbers of calls. The chosen
+        candidate has the
+        lowest Gen-PPL among those whose MAUVE is within its spread, or within {TIE}, of the highest. Other
+        numbers of calls use the choice of the nearest one; for large numbers, the best candidates are
+        compared again with more calls. Only the chosen setting runs on the test split, once, with other
+        seeds. Oracle registers use the settings of ConThenDisc."""
+    )
 
 
 def _show_length(rows: Sequence[Row], real: Row, swept: Sequence[Row], anchor: Row | None) -> list[Block]:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from crocodil.judges.evaluator import MAUVES
 from crocodil.pipeline import Method
 from crocodil.reproduce.document import NOT_MEASURED, Section, Table, Text, number, percent
-from crocodil.reproduce.experiments.comparison import differences, factor_of, speedups
+from crocodil.reproduce.experiments.comparison import differences, factor_of, has_base, speedups
 from crocodil.reproduce.experiments.quality import display_name
 from crocodil.reproduce.fixed_protocol import Targets
 from crocodil.reproduce.store import Row, distinct, select
@@ -99,7 +99,7 @@ def _speedup(generated: Sequence[Row], references: Sequence[Row], length: int, l
     """The better of the two guided methods counts."""
     name, limit = f"speed-up by FLOPs, length {length}", f"at least {least} x"
     rows, real = select(generated, length=length), select(references, length=length)
-    if not rows or not real:
+    if not has_base(rows) or not real:
         return Line(name, limit, NOT_MEASURED, None)
     factors = {method: factor_of(speedups(rows, real[0]).get(method)) for method in GUIDED}
     shown = [f"{display_name(method)} {_times(factor)}" for method, factor in factors.items()]
