@@ -33,9 +33,9 @@ def test_it_generates(pipe):
     assert made.costs[0].denoiser_calls >= pipe.settings.drawing.prior_steps
 
 
-def test_what_it_autoencodes_is_nearly_the_same_text(pipe):
+def test_what_it_autoencodes_is_the_same_text(pipe):
     text = (REPOSITORY / "examples" / "greeting.py").read_text()
-    assert character_error_rate(text, pipe.autoencode([text], calls=16).texts[0]) < 0.1
+    assert character_error_rate(text, pipe.autoencode([text], calls=8).texts[0]) < 0.05
 
 
 @pytest.mark.slow

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from crocodil.seeding import Streams, generator_for, philox
+from crocodil.seeding import Streams, compiled_draws, generator_for, philox
 
 
 @pytest.mark.parametrize(
@@ -74,3 +74,13 @@ def test_a_generator_is_determined_by_its_key_alone():
     torch.manual_seed(1)
     assert torch.equal(first, torch.randn(5, generator=generator_for("init", 0)))
     assert not torch.equal(first, torch.randn(5, generator=generator_for("init", 1)))
+
+
+@pytest.mark.slow
+def test_compiled_draws_give_the_same_numbers():
+    streams = Streams.of("compiled", samples=range(5))
+    shapes = [(), (1,), (6,), (3, 7)]
+    plain = [streams.at(index).uniform(*shape) for index, shape in enumerate(shapes)]
+    with compiled_draws():
+        compiled = [streams.at(index).uniform(*shape) for index, shape in enumerate(shapes)]
+    assert all(torch.equal(*pair) for pair in zip(plain, compiled, strict=True))

@@ -8,8 +8,10 @@ operations, so a whole batch draws at once on any device.
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from jaxtyping import Float, Int
@@ -82,10 +84,34 @@ class Streams:
 
     def _words(self, count: int) -> Int[Tensor, "B {count}"]:
         """Draw `count` random 32-bit words per sample."""
-        index = torch.arange((count + 3) // 4, device=self.keys.device).expand(len(self), -1)
-        zero = torch.zeros_like(index)
-        words = philox((index & _WORD, index >> 32, zero, zero), _halves(self.keys[:, None]))
-        return torch.stack(words, dim=-1).flatten(1)[:, :count]
+        return _draw_words(self.keys, (count + 3) // 4)[:, :count]
+
+
+def four_words_each(keys: Int[Tensor, "B"], num_counters: int) -> Int[Tensor, "B {4*num_counters}"]:
+    """Draw four random 32-bit words per key and counter."""
+    index = torch.arange(num_counters, device=keys.device).expand(len(keys), -1)
+    zero = torch.zeros_like(index)
+    words = philox((index & _WORD, index >> 32, zero, zero), _halves(keys[:, None]))
+    return torch.stack(words, dim=-1).flatten(1)
+
+
+_draw_words: Callable[[Tensor, int], Tensor] = four_words_each
+
+
+@contextmanager
+def compiled_draws() -> Iterator[None]:
+    """Draw the same numbers with one compiled kernel inside the block (decision D72)."""
+    global _draw_words
+    before, _draw_words = _draw_words, _compiled_words()
+    try:
+        yield
+    finally:
+        _draw_words = before
+
+
+@cache
+def _compiled_words() -> Callable[[Tensor, int], Tensor]:
+    return torch.compile(four_words_each, dynamic=True)  # a step draws numbers of many shapes
 
 
 Words4 = tuple[Tensor, Tensor, Tensor, Tensor]

@@ -9,7 +9,7 @@ import signal
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,6 +22,7 @@ from torch.utils.checkpoint import checkpoint
 from crocodil.runtime.config import Amount, Count, Decay, Positive, Seed, Share, Weight, config
 from crocodil.runtime.distributed import Ranks, full_tensor, local_shard, shard
 from crocodil.runtime.progress import progress
+from crocodil.seeding import compiled_draws
 from crocodil.training.checkpointing import TrainState, checkpoints_in, restore, save, step_of
 from crocodil.training.journal import Journal, StepResult, metrics_log
 from crocodil.training.optimisers import Muon, hidden_matrices
@@ -146,6 +147,7 @@ def train(
         check_num_steps(config, state.step, out)
     deadline, first_step = time.monotonic() + 60 * (max_minutes or math.inf), state.step
     with (
+        compiled_draws() if config.compile_blocks and ranks.device.startswith("cuda") else nullcontext(),
         metrics_log(out, state.step, written=ranks.is_main) as log,
         _stop_signal() as stop_requested,
         progress(f"training {stage.name}", config.num_steps, unit="steps", shown=ranks.is_main) as advance,
