@@ -99,6 +99,8 @@ def _settings(run: "RunSummary", networks: Mapping[str, Path], knobs: dict[str, 
         "largest_offset": run.prior_objective.largest_offset,
         "time_shift": run.prior_objective.time_shift,
     }
+    if "prior" not in networks and "conditional" in networks and networks["conditional"].parts[-3] == "guided":
+        trained_with["largest_offset"] = 0.0  # a joint prior has no offsets (decision D71)
     if any(path.parts[-3] == "distilled" for path in networks.values()):
         trained_with |= dict.fromkeys(("prior_steps", "refresh_steps"), run.distil_objective.draw_steps)
     decoding, drawing = with_knobs(defaults.decoding, defaults.drawing, trained_with | knobs)
