@@ -138,7 +138,7 @@ def test_settings_that_do_not_fit_are_refused_before_anything_is_written(corpus,
 
 def test_options_outside_their_range_are_refused(corpus, tmp_path):
     for option, value in (("--gpus", 0), ("--gpus", -1), ("--max-minutes", "nan"), ("--max-minutes", "-1"),
-                          ("--max-minutes", 0), ("--max-minutes", "inf")):  # fmt: skip
+                          ("--max-minutes", 0), ("--max-minutes", "inf"), ("--minutes", 0)):  # fmt: skip
         found = invoke("train", "base", "--preset", "tiny", "--dry-run", option, value)
         assert found.exit_code == 2, option
         assert option in found.output

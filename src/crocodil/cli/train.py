@@ -44,6 +44,10 @@ def train(
     max_minutes: Annotated[
         float | None, typer.Option(callback=_above_zero, help="Save and stop after this many minutes.")
     ] = None,
+    minutes: Annotated[
+        float | None,
+        typer.Option(callback=_above_zero, help="Train for this many minutes instead of a number of steps."),
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue from the newest checkpoint.")] = False,
     ablation: Annotated[
         str | None,
@@ -104,6 +108,11 @@ def train(
         return
     if data is None or out is None:
         raise ValueError("--data (the corpus) and --out (the run) are required")
+    if minutes is not None and (resume or max_minutes is not None):
+        raise ValueError(
+            "--minutes starts a stage and finishes it; to resume one, "
+            "leave it out, and --set num_steps and decay_share as in stage.json"
+        )
     from crocodil.corpus.shards import Corpus
 
     corpus = Corpus(data)
@@ -115,6 +124,7 @@ def train(
     from crocodil.presets.runs import FROM_CAUSAL
     from crocodil.runtime.devices import checked_device, default_device
     from crocodil.runtime.distributed import process_group
+    from crocodil.training.by_clock import run_stage_for
     from crocodil.training.run import run_stage
     from crocodil.training.stage_setup import Workspace
 
@@ -127,6 +137,9 @@ def train(
         run = run if pairs is None else replace(run, pairs=pairs)
         if preset in FROM_CAUSAL and stage == "base" and run.causal is None:
             raise ValueError(f"preset {preset} begins as a causal model: give the folder of one with --causal")
-        finished = run_stage(stage, run, workspace, resume=resume, max_minutes=max_minutes)
+        if minutes is None:
+            finished = run_stage(stage, run, workspace, resume=resume, max_minutes=max_minutes)
+        else:
+            finished = run_stage_for(stage, run, workspace, minutes=minutes)
         if ranks.is_main:
             typer.echo(f"{out / stage}: " + ("finished" if finished else "stopped; continue with --resume"))

@@ -1,0 +1,58 @@
+"""Train a stage for a given time instead of a given number of steps.
+
+The learning rate is constant at first. Then the speed so far says how many steps fit into the rest of the time,
+and the stage is resumed with that number. So `stage.json` holds an ordinary schedule in steps.
+"""
+
+import time
+from dataclasses import replace
+from typing import Any
+
+from crocodil.training.journal import read_rows
+from crocodil.training.loop import check_minutes
+from crocodil.training.run import run_stage
+from crocodil.training.run_config import Run
+from crocodil.training.stage_setup import TRAINED_STAGES, Workspace
+
+_NO_END = 10**8  # steps, while the learning rate is constant
+_RECENT = 200  # steps that the speed is measured on: all lengths have had many turns
+
+
+def run_stage_for(name: str, run: Run, workspace: Workspace, *, minutes: float) -> bool:
+    """Run one stage for about this many minutes; return False if a signal stopped it.
+
+    The learning rate falls over the last `decay_share` of the time.
+    """
+    check_minutes(minutes)
+    _check(name, run, workspace)
+    begin = time.monotonic()
+    constant_minutes = (1 - getattr(run, f"{name}_loop").decay_share) * minutes
+    constant = _with_schedule(run, name, num_steps=_NO_END, decay_share=0.0)
+    run_stage(name, constant, workspace, max_minutes=constant_minutes)
+    elapsed = time.monotonic() - begin
+    if elapsed < 60 * constant_minutes:  # a signal
+        return False
+    rows = [row for row in read_rows(workspace.out / name) if "step_s" in row]
+    recent = [row["step_s"] for row in rows[-_RECENT:]]
+    start_s = elapsed - sum(row["step_s"] for row in rows)  # the stage starts and is validated once more
+    num_left = max(1, int((60 * minutes - elapsed - start_s) * len(recent) / sum(recent)))
+    num_steps = rows[-1]["step"] + num_left
+    falling = _with_schedule(run, name, num_steps=num_steps, decay_share=num_left / num_steps)
+    return run_stage(name, falling, workspace, resume=True)
+
+
+def _check(name: str, run: Run, workspace: Workspace) -> None:
+    if name not in TRAINED_STAGES:
+        raise ValueError(f"stage {name} takes no steps: run it without --minutes")
+    if workspace.ranks.count > 1:
+        raise ValueError("--minutes works in one process only: give a number of steps instead")
+    if getattr(run, f"{name}_loop").decay_share == 1:
+        raise ValueError(
+            "with --minutes the learning rate is constant at first: "
+            f"give the share of the time over which it falls, e.g. --set {name}_loop.decay_share=0.4"
+        )
+
+
+def _with_schedule(run: Run, name: str, **schedule: Any) -> Run:
+    loop = f"{name}_loop"
+    return replace(run, **{loop: replace(getattr(run, loop), **schedule)})
