@@ -140,6 +140,10 @@ def train(
         if minutes is None:
             finished = run_stage(stage, run, workspace, resume=resume, max_minutes=max_minutes)
         else:
+            typer.echo(
+                f"training for {minutes:g} minutes: the bar has no end until the learning rate begins to fall",
+                err=True,
+            )
             finished = run_stage_for(stage, run, workspace, minutes=minutes)
         if ranks.is_main:
             typer.echo(f"{out / stage}: " + ("finished" if finished else "stopped; continue with --resume"))
