@@ -361,6 +361,12 @@ def test_an_encoder_that_learns_from_the_rate_makes_registers_that_cost_less():
     assert rates[1.0] < 0.8 * rates[0.0]
 
 
+def test_the_weight_of_the_rate_grows_in_the_warm_up():
+    objective = RateObjective(trains_prior=True, weight=0.4, warmup_steps=8)
+    assert [objective.at(step).weight for step in (0, 2, 8, 100)] == [0.0, 0.1, 0.4, 0.4]
+    assert RateObjective(trains_prior=True, weight=0.4).at(0).weight == 0.4
+
+
 def test_a_weight_of_the_rate_needs_a_prior():
     with pytest.raises(ValueError, match="trains_prior=true"):
         RateObjective(weight=0.5)

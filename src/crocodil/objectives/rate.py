@@ -4,6 +4,8 @@ An encoder that is trained for reconstruction alone fills its registers with det
 prior can predict. With the rate as a second loss, it keeps what several tokens share.
 """
 
+from dataclasses import replace
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -11,7 +13,7 @@ from torch import Tensor
 from crocodil.models.register_denoiser import Condition, RegisterDenoiser
 from crocodil.objectives.priors import PriorObjective, denoise
 from crocodil.processes.gaussian import add_noise, time_of_snr
-from crocodil.runtime.config import Count, Positive, Share, Weight, config
+from crocodil.runtime.config import Amount, Count, Positive, Share, Weight, config
 from crocodil.seeding import Streams
 from crocodil.shapes import RegisterBank
 
@@ -22,6 +24,9 @@ class RateObjective:
 
     trains_prior: bool = False  # train the conditional prior together with encoder and demasker
     weight: Weight = 0.0  # of the gradient that the encoder gets from the rate
+    warmup_steps: Amount = (
+        0  # over which the weight grows from 0; without, a new encoder empties its registers first
+    )
     noise_std: Positive = 1.0  # the rate is that of registers with this noise; finer details are free
     num_draws: Count = 4  # noisy banks of each text in a step
     visible_rate: Share = 0.0  # share of the texts where the prior sees a part of the text, as in Algorithm 4
@@ -29,6 +34,12 @@ class RateObjective:
     def __post_init__(self) -> None:
         if self.weight and not self.trains_prior:
             raise ValueError("rate_objective.weight needs a prior: set rate_objective.trains_prior=true")
+
+    def at(self, step: int) -> "RateObjective":
+        """Return the objective of a step, with the weight that the warm-up has reached."""
+        if step >= self.warmup_steps:
+            return self
+        return replace(self, weight=self.weight * step / self.warmup_steps)
 
 
 def register_rate(

@@ -209,7 +209,7 @@ class GuidedStage:
             self.prior.denoiser,
             result.registers[:, : self.prior.denoiser.config.num_registers],
             self._condition(self.prior, tokens, streams),
-            objective=self.prior.objective,
+            objective=self.prior.objective.at(step),
             prior_objective=self.prior.prior_objective,
             streams=streams.at("rate"),
         )
