@@ -84,7 +84,8 @@ class Streams:
 
     def _words(self, count: int) -> Int[Tensor, "B {count}"]:
         """Draw `count` random 32-bit words per sample."""
-        return _draw_words(self.keys, (count + 3) // 4)[:, :count]
+        draw = _draw_on_gpu if self.keys.is_cuda else four_words_each
+        return draw(self.keys, (count + 3) // 4)[:, :count]
 
 
 def four_words_each(keys: Int[Tensor, "B"], num_counters: int) -> Int[Tensor, "B {4*num_counters}"]:
@@ -95,22 +96,22 @@ def four_words_each(keys: Int[Tensor, "B"], num_counters: int) -> Int[Tensor, "B
     return torch.stack(words, dim=-1).flatten(1)
 
 
-_draw_words: Callable[[Tensor, int], Tensor] = four_words_each
+_draw_on_gpu: Callable[[Tensor, int], Tensor] = four_words_each
 
 
 @contextmanager
 def compiled_draws() -> Iterator[None]:
-    """Draw the same numbers with one compiled kernel inside the block (decision D72)."""
-    global _draw_words
-    before, _draw_words = _draw_words, _compiled_words()
+    """Inside the block, a GPU draws the same numbers with one compiled kernel (decision D72)."""
+    global _draw_on_gpu
+    before, _draw_on_gpu = _draw_on_gpu, compiled_words()
     try:
         yield
     finally:
-        _draw_words = before
+        _draw_on_gpu = before
 
 
 @cache
-def _compiled_words() -> Callable[[Tensor, int], Tensor]:
+def compiled_words() -> Callable[[Tensor, int], Tensor]:
     return torch.compile(four_words_each, dynamic=True)  # a step draws numbers of many shapes
 
 
