@@ -41,6 +41,7 @@ def test_streams_are_the_same_on_both_devices():
     assert torch.equal(here.integers(1, 128), there.integers(1, 128).cpu())
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what the compiler imports
 def test_compiled_draws_give_the_same_numbers_on_the_gpu():
     streams = Streams.of("compiled", samples=range(5))
     on_gpu = Streams(streams.keys.cuda())

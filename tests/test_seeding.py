@@ -77,6 +77,7 @@ def test_a_generator_is_determined_by_its_key_alone():
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what the compiler imports
 def test_compiled_draws_give_the_same_numbers():
     for num_keys, num_counters in ((5, 1), (5, 6), (3, 7)):
         keys = Streams.of("compiled", samples=range(num_keys)).keys
