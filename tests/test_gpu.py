@@ -23,7 +23,7 @@ from crocodil.sampling.configs import Decoding, Drawing
 from crocodil.sampling.decode import PLAIN, Engine
 from crocodil.sampling.guidance import Guided
 from crocodil.sampling.state import Canvas
-from crocodil.seeding import Streams, compiled_draws
+from crocodil.seeding import Streams
 from crocodil.training.journal import Journal, StepResult
 from crocodil.training.work import Work
 
@@ -39,15 +39,6 @@ def test_streams_are_the_same_on_both_devices():
         assert torch.equal(here.uniform(1001, dtype=dtype), there.uniform(1001, dtype=dtype).cpu())
     assert torch.allclose(here.normal(33, 7), there.normal(33, 7).cpu(), atol=1e-5)
     assert torch.equal(here.integers(1, 128), there.integers(1, 128).cpu())
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what the compiler imports
-def test_compiled_draws_give_the_same_numbers_on_the_gpu():
-    streams = Streams.of("compiled", samples=range(5))
-    on_gpu = Streams(streams.keys.cuda())
-    with compiled_draws():
-        for shape in [(), (1,), (6,), (3, 700)]:
-            assert torch.equal(on_gpu.uniform(*shape).cpu(), streams.uniform(*shape))
 
 
 @pytest.mark.parametrize("num_keys", [16, 64])
@@ -136,7 +127,7 @@ def test_recorded_calls_give_the_same_samples(rule):
         assert torch.allclose(plain.registers, fast.registers, atol=1e-3)
 
 
-@pytest.mark.parametrize("script", ["compiled_reveal.py", "compiled_priors.py"])
+@pytest.mark.parametrize("script", ["compiled_reveal.py", "compiled_priors.py", "compiled_draws.py"])
 def test_compiled_code_computes_the_same(script):
     script = Path(__file__).parent / script
     done = subprocess.run([sys.executable, str(script), "cuda"], capture_output=True, text=True, check=False)
