@@ -24,9 +24,7 @@ class RateObjective:
 
     trains_prior: bool = False  # train the conditional prior together with encoder and demasker
     weight: Weight = 0.0  # of the gradient that the encoder gets from the rate
-    warmup_steps: Amount = (
-        0  # over which the weight grows from 0; without, a new encoder empties its registers first
-    )
+    warmup_steps: Amount = 0  # over which the weight grows from 0: a new encoder would empty its registers
     noise_std: Positive = 1.0  # the rate is that of registers with this noise; finer details are free
     num_draws: Count = 4  # noisy banks of each text in a step
     visible_rate: Share = 0.0  # share of the texts where the prior sees a part of the text, as in Algorithm 4
