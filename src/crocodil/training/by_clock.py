@@ -1,7 +1,7 @@
 """Train a stage for a given time instead of a given number of steps.
 
 The learning rate is constant at first. Then the speed so far says how many steps fit into the rest of the time,
-and the stage is resumed with that number. So `stage.json` holds an ordinary schedule in steps.
+and the stage goes on with that number. So `stage.json` holds an ordinary schedule in steps.
 """
 
 import time
@@ -27,18 +27,19 @@ def run_stage_for(name: str, run: Run, workspace: Workspace, *, minutes: float) 
     _check(name, run, workspace)
     begin = time.monotonic()
     constant_minutes = (1 - getattr(run, f"{name}_loop").decay_share) * minutes
+
+    def falling() -> Run | None:
+        left_s = 60 * minutes - (time.monotonic() - begin)
+        if left_s > 60 * (minutes - constant_minutes):
+            return None  # a signal came before the time was up
+        steps = [row for row in read_rows(workspace.out / name) if "step_s" in row]
+        recent = [row["step_s"] for row in steps[-_RECENT:]]
+        num_left = max(1, int(left_s * len(recent) / sum(recent)))
+        num_steps = steps[-1]["step"] + num_left
+        return _with_schedule(run, name, num_steps=num_steps, decay_share=num_left / num_steps)
+
     constant = _with_schedule(run, name, num_steps=_NO_END, decay_share=0.0)
-    run_stage(name, constant, workspace, max_minutes=constant_minutes)
-    elapsed = time.monotonic() - begin
-    if elapsed < 60 * constant_minutes:  # a signal
-        return False
-    rows = [row for row in read_rows(workspace.out / name) if "step_s" in row]
-    recent = [row["step_s"] for row in rows[-_RECENT:]]
-    start_s = elapsed - sum(row["step_s"] for row in rows)  # the stage starts and is validated once more
-    num_left = max(1, int((60 * minutes - elapsed - start_s) * len(recent) / sum(recent)))
-    num_steps = rows[-1]["step"] + num_left
-    falling = _with_schedule(run, name, num_steps=num_steps, decay_share=num_left / num_steps)
-    return run_stage(name, falling, workspace, resume=True)
+    return run_stage(name, constant, workspace, max_minutes=constant_minutes, then=falling)
 
 
 def _check(name: str, run: Run, workspace: Workspace) -> None:

@@ -133,18 +133,15 @@ def train(
     ranks: Ranks | None = None,
     resume: bool = False,
     max_minutes: float | None = None,
+    state: TrainState | None = None,
 ) -> TrainState:
-    """Train a stage to its last step, or until the time is up; the state is saved in either case."""
+    """Train a stage to its last step, or until the time is up; the state is saved in either case.
+
+    `state` is what an earlier call returned for the same stage: it goes on from there, and compiles nothing again.
+    """
     ranks = ranks or Ranks()
     check_minutes(max_minutes)
-    if ranks.any(has_checkpoints(out)) and not resume:
-        raise ValueError(f"{out} already holds a run: continue it with --resume, or choose another --out")
-    out.mkdir(parents=True, exist_ok=True)
-    prepare(stage, config, ranks)
-    state = initial_state(stage, config, ranks)
-    if resume:
-        restore(state, out / "checkpoints")
-        check_num_steps(config, state.step, out)
+    state = state or _first_state(stage, config, out, ranks, resume=resume)
     deadline, first_step = time.monotonic() + 60 * (max_minutes or math.inf), state.step
     with (
         compiled_draws() if config.compile_blocks and ranks.device.startswith("cuda") else nullcontext(),
@@ -171,6 +168,19 @@ def train(
             if done or stopping:
                 return state
             journal.add(state.step, take_step(stage, state, config))
+
+
+def _first_state(stage: Stage, config: LoopConfig, out: Path, ranks: Ranks, *, resume: bool) -> TrainState:
+    """Prepare a stage; return its state before the first step, or that of its newest checkpoint."""
+    if ranks.any(has_checkpoints(out)) and not resume:
+        raise ValueError(f"{out} already holds a run: continue it with --resume, or choose another --out")
+    out.mkdir(parents=True, exist_ok=True)
+    prepare(stage, config, ranks)
+    state = initial_state(stage, config, ranks)
+    if resume:
+        restore(state, out / "checkpoints")
+        check_num_steps(config, state.step, out)
+    return state
 
 
 def has_checkpoints(out: Path) -> bool:

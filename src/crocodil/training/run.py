@@ -5,6 +5,7 @@ other networks is refused.
 """
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from hashlib import sha256
@@ -91,11 +92,18 @@ _SOURCES = {
 
 
 def run_stage(
-    name: str, run: Run, workspace: Workspace, *, resume: bool = False, max_minutes: float | None = None
+    name: str,
+    run: Run,
+    workspace: Workspace,
+    *,
+    resume: bool = False,
+    max_minutes: float | None = None,
+    then: Callable[[], Run | None] = lambda: None,
 ) -> bool:
     """Run one stage; return True if it is finished, False if the time limit or a signal stopped it.
 
-    The networks of a finished stage are saved with averaged weights in RUN/STAGE/model.
+    The networks of a finished stage are saved with averaged weights in RUN/STAGE/model. When the stage is stopped,
+    `then` may return the same run with another schedule, with which it goes on at once.
     """
     check_minutes(max_minutes)
     check_stage(name, run, workspace)
@@ -108,6 +116,11 @@ def run_stage(
         stage, loop = TRAINED_STAGES[name](run, workspace)
         ranks.on_main(partial(_write_work, name, run, workspace, stage, loop))
         state = train(stage, loop, out, ranks=ranks, resume=resume, max_minutes=max_minutes)
+        if state.step < loop.num_steps and (rescheduled := then()):
+            ranks.on_main(partial(_start, name, rescheduled, workspace, resume=True))
+            loop = getattr(rescheduled, f"{name}_loop")
+            ranks.on_main(partial(_write_work, name, rescheduled, workspace, stage, loop))
+            state = train(stage, loop, out, ranks=ranks, state=state)
         if state.step < loop.num_steps:
             return False
         _save_models(run, stage, state, out / "model")
