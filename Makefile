@@ -22,7 +22,7 @@ docs: .venv/docs-ready $(RECORDED)/index.html  ## the documentation site in site
 	@echo "open site/index.html"
 
 # The runs of the built-in model that the site shows: some minutes, once.
-$(RECORDED)/index.html: $(wildcard src/crocodil/play/*.py src/crocodil/play/page/*) | .venv/ready
+$(RECORDED)/index.html: $(wildcard src/crocodil/play/*.py src/crocodil/play/page/*) src/crocodil/builtin/checksums.json | .venv/ready
 	rm -rf $(RECORDED)
 	mkdir -p $(dir $(RECORDED))
 	$(BIN)/crocodil play --export $(RECORDED)

@@ -122,8 +122,10 @@ def test_lengths_may_be_measured_one_by_one(tmp_path):
 def test_a_folder_of_results_keeps_its_protocol(fixed, tmp_path):
     keep_protocol(FILE, tmp_path / "out")
     keep_protocol(FILE, tmp_path / "out")
-    assert kept_targets(tmp_path / "out") == fixed.targets
-    assert kept_targets(tmp_path) is None
+    digest = read_protocol(FILE)[1]
+    assert kept_targets(tmp_path / "out", [{"protocol": digest}]) == fixed.targets
+    assert kept_targets(tmp_path / "out", [{"protocol": digest}, {}]) is None  # a row that it did not fix
+    assert kept_targets(tmp_path, [{"protocol": digest}]) is None
     replace(fixed, seed=1).save(tmp_path / "other.json")
     with pytest.raises(ValueError, match="test programs are measured by one protocol only"):
         keep_protocol(tmp_path / "other.json", tmp_path / "out")

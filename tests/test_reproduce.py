@@ -450,8 +450,33 @@ def test_guided_methods_are_measured_with_default_settings_without_a_sweep_and_w
     page = {name: as_markdown("", [Section(name, show(results, tmp_path))], {}) for name, show in BLOCKS.items()}
     assert "Speed-ups are not measured yet: there are no rows of a base for this model." in page["speed-up"]
     assert BLOCKS["base"](results, tmp_path) == []
+    assert "default settings; there was no sweep. No base was measured." in page["conditions"]
     assert "| **64 tokens**: ConWithinDisc | 4 |" in page["quality"]
     assert "samples that parse, 64 tokens, 4 calls" in page["measurements"]
+
+
+def test_a_page_has_copies_at_the_nearest_measured_calls_and_a_line_for_each_length(tmp_path):
+    parts = ("demasker", "encoder", "prior", "conditional")
+    results = {
+        "model": [{f"{part}_parameters": 1_000_000 for part in parts} | {"registers": 64}],
+        "reference": [],
+        "autoencoder": [
+            {"length": 512, "block": block, "calls": calls, "cer": calls / 1000, "exact_share": 0.5}
+            for block, calls in ((64, 32), (512, 4), (512, 16))
+        ],
+        "memorisation": [
+            {"length": length, "runs": {"conthendisc": run, "real": run}}
+            for length, run in ((256, {"mean": 1.5, "max": 20}), (512, {"mean": 2.5, "max": 40}))
+        ],
+    }
+    (table,) = BLOCKS["measurements"](results, tmp_path)
+    copies, *shared = table.body[1:]
+    assert copies[0].startswith("copies of programs through 64 registers, 512 tokens, 16 calls: ")
+    assert copies[1] == "0.016, 50%"
+    assert [(line[0][:34], *line[1:]) for line in shared] == [
+        ("256 tokens: longest token sequence", "ConThenDisc 1.5, 20", "real programs 1.5, 20"),
+        ("512 tokens: longest token sequence", "ConThenDisc 2.5, 40", "real programs 2.5, 40"),
+    ]
 
 
 def test_a_compared_model_has_its_own_sweep_and_stands_in_the_same_table(out, results):

@@ -6,7 +6,7 @@ folder of results takes rows of one file only.
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import date
 from hashlib import sha256
@@ -109,10 +109,13 @@ def keep_protocol(file: Path, directory: Path) -> None:
         )
 
 
-def kept_targets(directory: Path) -> Targets | None:
-    """Return the targets of the protocol by which the rows of a folder were measured, if it has any."""
+def kept_targets(directory: Path, rows: Sequence[Row]) -> Targets | None:
+    """Return the targets of the protocol file of a folder, if these rows were measured by it."""
     kept = directory / KEPT_FILE
-    return read_protocol(kept)[0].targets if kept.is_file() else None
+    if not kept.is_file():
+        return None
+    fixed, digest = read_protocol(kept)
+    return fixed.targets if all(row.get(PROTOCOL) == digest for row in rows) else None
 
 
 def check_test_corpus(expected: str, found: str) -> None:

@@ -11,6 +11,7 @@ into the first one. A test compares the pages with the rows.
 """
 
 import json
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -31,6 +32,7 @@ from crocodil.reproduce.experiments.comparison import (
 from crocodil.reproduce.experiments.quality import ORACLE, display_name
 from crocodil.reproduce.fixed_protocol import kept_targets
 from crocodil.reproduce.store import Row, distinct, select
+from crocodil.reproduce.sweep import has_default_settings
 from crocodil.runtime.atomic import whole_file
 
 _MARKED = re.compile(
@@ -74,13 +76,18 @@ def write_page(file: Path, results: Results, folder: Path) -> None:
 
 
 def conditions(results: Results, folder: Path) -> list[Block]:
-    """Say who judged how many samples."""
+    """Say who judged how many samples, and whether settings were chosen and a base was measured."""
     (row, *_) = results["model"]
+    generated = results.get("generation", ())
     counts = {real["length"]: real["num_samples"] for real in results["reference"]}
     samples = ", ".join(f"{count:,} at {length} tokens" for length, count in counts.items())
     where = f"{row['dtype']} on {row['device']}, seed {row['seed']}"
-    rows = f"All rows are in `{folder.as_posix()}`."
-    return [Text(f"Judge: {row['judge']}. Samples of each row: {samples}; {where}. {rows}")]
+    sentences = [f"Judge: {row['judge']}. Samples of each row: {samples}; {where}."]
+    if generated and has_default_settings(generated):
+        sentences.append("Every method has the model's default settings; there was no sweep.")
+    if generated and not has_base(generated):
+        sentences.append("No base was measured.")
+    return [Text(" ".join([*sentences, f"All rows are in `{folder.as_posix()}`."]))]
 
 
 # ---------------------------------------------------------------- the base, and speed-ups over it
@@ -231,14 +238,15 @@ def _parameters(results: Results) -> Iterator[Line]:
 def _copies(results: Results) -> Iterator[Line]:
     registers = results["model"][0]["registers"]
     for length in distinct(results.get("autoencoder", ()), "length"):
-        key = {"length": length, "block": length, "calls": max(1, length // TOKENS_PER_CALL)}
-        for row in select(results["autoencoder"], **key):
-            what = f"copies of programs through {registers} registers, {length} tokens, {row['calls']} calls"
-            yield [
-                f"{what}: character error rate (CER), exact copies",
-                f"{row['cer']:.3f}, {percent(row['exact_share'])}",
-                "",
-            ]
+        wanted = max(1, length // TOKENS_PER_CALL)
+        one_block = select(results["autoencoder"], length=length, block=length)
+        row = min(one_block, key=lambda row: abs(math.log(row["calls"] / wanted)))
+        what = f"copies of programs through {registers} registers, {length} tokens, {row['calls']} calls"
+        yield [
+            f"{what}: character error rate (CER), exact copies",
+            f"{row['cer']:.3f}, {percent(row['exact_share'])}",
+            "",
+        ]
 
 
 def _parsing(results: Results) -> Iterator[Line]:
@@ -262,11 +270,13 @@ def _interpolated(results: Results) -> Iterator[Line]:
 
 
 def _copied(results: Results) -> Iterator[Line]:
-    for row in results.get("memorisation", ()):
+    rows = results.get("memorisation", ())
+    for row in rows:
+        where = f"{row['length']} tokens: " if len(rows) > 1 else ""
         runs = {name: f"{of['mean']:.1f}, {of['max']}" for name, of in row["runs"].items()}
         what = "longest token sequence shared with a training program (below 16 counts as 0): mean, longest"
         own = ", ".join(f"{display_name(method)} {runs[method]}" for method in GUIDED if method in runs)
-        yield [what, own, _of_real(runs["real"])]
+        yield [where + what, own, _of_real(runs["real"])]
 
 
 def _continued(folder: Path) -> Iterator[Line]:
@@ -301,8 +311,8 @@ def _of_real(cell: str) -> str:
 
 
 def reached(results: Results, folder: Path) -> list[Block]:
-    """Return the targets of the protocol file, if the folder has one."""
-    wanted = kept_targets(folder)
+    """Return the targets of the protocol file by which the rows were measured, if they were measured by one."""
+    wanted = kept_targets(folder, results["model"])
     return [] if wanted is None else list(targets.show(wanted, results).blocks)
 
 

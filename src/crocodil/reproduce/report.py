@@ -44,7 +44,7 @@ CONDITION_HEADS = {
 def write_report(results: Results, directory: Path) -> Path:
     """Write report.md with its figures, a self-contained report.html and summary.json; return the HTML path."""
     results = timed(results)
-    sections = report(results, kept_targets(directory))
+    sections = report(results, kept_targets(directory, results["model"]))
     pictures = [block for section in sections for block in section.blocks if isinstance(block, Picture)]
     drawings = {picture.name: draw(picture.name, picture.panels) for picture in pictures} if can_draw() else {}
     (directory / FIGURES).mkdir(parents=True, exist_ok=True)

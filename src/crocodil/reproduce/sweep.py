@@ -135,6 +135,11 @@ def _only_candidate(context: Context, source: Sampler) -> Row | None:
     return candidates[0] if len(candidates) == 1 else None
 
 
+def has_default_settings(rows: Sequence[Row]) -> bool:
+    """Whether rows were measured with the model's default settings, without a sweep."""
+    return all(row.get("swept_at", 0) is None for row in rows)
+
+
 def finalists(swept: Sequence[Row], count: int) -> list[Row]:
     """Return the `count` candidates with the highest MAUVE."""
     ranked = sorted(swept, key=lambda row: row["mauve"], reverse=True)

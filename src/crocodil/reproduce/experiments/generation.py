@@ -26,6 +26,7 @@ from crocodil.reproduce.sweep import (
     Sampler,
     best,
     choose_and_measure,
+    has_default_settings,
     of_another_model,
     sampler_of,
     sources_of,
@@ -176,7 +177,7 @@ def _explanation(rows: Sequence[Row], swept: Sequence[Row]) -> list[Text]:
 
 def _tuning(rows: Sequence[Row], swept: Sequence[Row]) -> Text:
     """Say how the settings were chosen."""
-    if all(row.get("swept_at", 0) is None for row in rows):
+    if has_default_settings(rows):
         return Text(
             """**Settings.** Every method has the model's default settings. No sweep was made for these rows.
             Oracle registers use the settings of ConThenDisc."""
