@@ -8,6 +8,7 @@ denoiser, which serves as both priors, on the registers of the new encoder. If t
 continues it.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -80,10 +81,21 @@ def guided_stage(pipe: Crocodil, data: Data) -> GuidedStage:
         pipe.encoder,
         pipe.demasker,
         data,
-        DemaskerObjective(prefix_ends_with_block=True),
+        objective_for(pipe),
         warmup_steps=0,
         retokenizer=None if encoder_tokenizer is None else Retokenizer(pipe.tokenizer, encoder_tokenizer),
     )
+
+
+def objective_for(pipe: Crocodil) -> DemaskerObjective:
+    """Return options of Algorithm 1 for how the model samples: drafts for `revise` (D62), noise as drawn (D48)."""
+    objective = DemaskerObjective(prefix_ends_with_block=True)
+    if pipe.settings.decoding.rule == "revise":
+        objective = replace(objective, draft_rate=0.5)
+    if noise := pipe.settings.drawing.register_noise:
+        cosine = min(objective.register_cosine, 1 / math.hypot(1, noise))
+        objective = replace(objective, register_cosine=cosine, uniform_noise=True)
+    return objective
 
 
 def conditional_stage(pipe: Crocodil, guided: GuidedStage, cache: Path) -> ConditionalPriorStage:

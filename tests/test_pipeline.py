@@ -4,6 +4,7 @@ import copy
 import itertools
 import json
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -27,6 +28,7 @@ from crocodil.pipeline.generating import generation_job
 from crocodil.pipeline.results import partial_text
 from crocodil.pipeline.settings import read_settings, to_json
 from crocodil.presets.models import paper_demasker
+from crocodil.processes.registers import noise_std_for_cosine
 from crocodil.processes.reveal import highest
 from crocodil.sampling.configs import Decoding, Drawing, with_knobs
 from crocodil.sampling.cost import Cost
@@ -906,6 +908,16 @@ def test_ctrl_c_leaves_no_mess(folder):
     assert found.returncode == 130
     assert all(json.loads(row)["text"] is not None for row in found.stdout.splitlines())  # only whole rows
     assert b"Traceback" not in found.stderr
+
+
+def test_the_example_fine_tunes_for_the_rule_and_the_noise_that_the_model_samples_with(pipe):
+    objective_for = runpy.run_path(str(Path(__file__).parent.parent / "examples" / "own_data.py"))["objective_for"]
+    assert (objective_for(pipe).draft_rate, objective_for(pipe).uniform_noise) == (0.0, False)
+    decoding, drawing = replace(pipe.settings.decoding, rule="revise"), Drawing(register_noise=1.0)
+    objective = objective_for(replace(pipe, settings=replace(pipe.settings, decoding=decoding, drawing=drawing)))
+    assert objective.draft_rate > 0
+    assert objective.uniform_noise
+    assert noise_std_for_cosine(objective.register_cosine) == pytest.approx(1.0)
 
 
 @pytest.mark.slow
