@@ -272,6 +272,33 @@ def test_samples_without_tokens_have_a_bare_canvas_which_is_encoded_once():
     assert not torch.isclose(loss, other)
 
 
+def test_a_text_is_noised_several_times_under_one_condition():
+    tokens, registers, seen = tiny.programs(4, 12), tiny.bank(6), []
+
+    def record(_, arguments, named):
+        seen.append((*arguments, named["condition"]))
+
+    model = tiny.denoiser(CONDITIONAL)
+    model.register_forward_pre_hook(record, with_kwargs=True)
+    objective = PriorObjective(condition_drop_rate=0.0, largest_offset=0.0)
+    options = {"objective": objective, "mask_id": MASK, "streams": tiny.streams(6)}
+    encode = lambda noisy, hidden: tiny.encoder()(noisy, hidden=hidden)  # noqa: E731
+    loss = conditional_prior_loss(model, encode, tokens, registers, num_draws=3, **options)
+    (noisy, time, condition), (bare_noisy, bare_time, _) = seen
+    assert [len(noisy), len(condition), len(bare_noisy)] == [12, 12, 6]
+    assert torch.equal(condition, condition[::3].repeat_interleave(3, dim=0))
+    assert not torch.equal(condition[0], condition[3])
+    assert len(torch.cat([time, bare_time])[:, 0].unique()) == 18
+    squared = [
+        (model(one, at, condition=one_condition) - clean.repeat_interleave(3, dim=0)).square().mean()
+        for one, at, one_condition, clean in [
+            (noisy, time, condition, registers[2:]),
+            (bare_noisy, bare_time, seen[1][2], registers[:2]),
+        ]
+    ]
+    assert torch.allclose(loss, (2 * squared[0] + squared[1]) / 3)
+
+
 def test_half_of_the_samples_see_what_the_denoiser_guessed_without_a_guess():
     guesses = []
 

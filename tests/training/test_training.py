@@ -209,6 +209,57 @@ def guided_cost(run):
     return planned_flops(json.loads(json.dumps(asdict(run), default=str)), Shapes.of(run))["guided"]
 
 
+# ---------------------------------------------------------------- registers that are not cached
+
+
+def live(corpus, **fields):
+    run = tiny(corpus)
+    loop = replace(run.conditional_loop, num_steps=3, batch_size=8, warmup_steps=0)
+    return replace(run, conditional_loop=loop, live_draws=2, **fields)
+
+
+def test_registers_that_are_encoded_in_every_step_are_those_that_were_cached(trained, corpus):
+    workspace = Workspace(corpus, trained, trained)
+    cached, alive = (
+        conditional_stage(run, workspace)[0] for run in (replace(live(corpus), live_draws=0), live(corpus))
+    )
+    (tokens, registers), (same_tokens, same_registers) = (
+        stage._batch(5, range(8), 3) for stage in (cached, alive)
+    )
+    assert torch.equal(tokens, same_tokens)
+    assert torch.allclose(registers, same_registers, atol=2e-3)
+    assert cached.evaluate() == pytest.approx(alive.evaluate(), rel=0.02, abs=0.02)
+
+
+@pytest.mark.usefixtures("short_validation")
+def test_a_conditional_prior_is_trained_without_stage_registers(trained, corpus, tmp_path):
+    shutil.copytree(trained / "guided" / "model", tmp_path / "guided" / "model")
+    workspace = Workspace(corpus, tmp_path, tmp_path)
+    with pytest.raises(ValueError, match="run stage registers first"):
+        run_stage("conditional", replace(live(corpus), live_draws=0), workspace)
+    assert run_stage("conditional", live(corpus), workspace)
+    record = read_checksummed(tmp_path / "conditional" / "stage.json")
+    assert record["settings"]["live_draws"] == 2
+    assert "registers/stage.json" not in record["sources"]
+    assert len([row for row in rows(tmp_path / "conditional") if "loss" in row]) == 3
+
+
+def test_live_draws_cost_operations_and_need_a_fixed_encoder(corpus):
+    run = live(corpus)
+    cached = replace(run, live_draws=0)
+    draw = run.conditional_loop.batch_size * prior_flops(run.conditional)
+    more, most = (
+        step_flops(one)["conditional"] - step_flops(cached)["conditional"]
+        for one in (run, replace(run, live_draws=4))
+    )
+    assert most - more == pytest.approx(2 * draw)
+    assert more > draw  # texts are encoded too
+    with pytest.raises(ValueError, match="choose one of them"):
+        replace(run, condition_encoder_learns=True)
+    with pytest.raises(ValueError, match="set live_draws=0"):
+        replace(run, conditional=replace(run.conditional, standardised=True))
+
+
 # ---------------------------------------------------------------- distilled priors
 
 

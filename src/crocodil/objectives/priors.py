@@ -47,25 +47,37 @@ def conditional_prior_loss(
     objective: PriorObjective,
     mask_id: int,
     streams: Streams,
+    num_draws: int = 1,
 ) -> Loss:
     """Algorithm 4: return the loss of the conditional prior on registers of the frozen encoder (line 2).
 
     `encode_condition` is h_phi, kept fixed by the caller, or a second encoder h_mu that is trained too
     (Sec. 4.3.2, comment iii). `tokens` belong to the last samples of the batch. The other samples are conditioned
-    on the fully masked canvas with which generation starts; it is encoded once for all of them.
+    on the fully masked canvas with which generation starts; it is encoded once for all of them. Each sample is
+    noised `num_draws` times, with one condition for all its draws.
     """
-    registers = denoiser.standardise(registers)
-    noisy_registers, time = diffuse(registers, objective, streams)  # lines 3-4
-    num_bare = len(registers) - len(tokens)
-    condition_streams = Streams(streams.keys[num_bare:])
+    num_bare = num_draws * (len(registers) - len(tokens))
+    registers = denoiser.standardise(registers).repeat_interleave(num_draws, dim=0)
+    noisy_registers, time = diffuse(registers, objective, repeated(streams, num_draws))  # lines 3-4
+    condition_streams = Streams(streams.keys[-len(tokens) :])
     condition = encode_condition(*mask_condition(tokens, objective, mask_id, condition_streams))  # lines 5-6
+    condition = condition.repeat_interleave(num_draws, dim=0)
     keep = condition_streams.at("keep condition").uniform() >= objective.condition_drop_rate
+    keep = keep.repeat_interleave(num_draws)
     predicted = denoise(denoiser, noisy_registers[num_bare:], time[num_bare:], objective, condition, keep)
     if num_bare:
         bare = encode_condition(*bare_canvas(tokens, mask_id=mask_id))
         predicted_bare = denoise(denoiser, noisy_registers[:num_bare], time[:num_bare], objective, bare)
         predicted = torch.cat([predicted_bare, predicted])
     return F.mse_loss(predicted, registers)  # line 7
+
+
+def repeated(streams: Streams, count: int) -> Streams:
+    """Return the streams of `count` draws of each sample, which follow each other."""
+    if count == 1:
+        return streams
+    keys = streams.keys.repeat_interleave(count)
+    return Streams(keys).at(torch.arange(len(keys), device=keys.device) % count)
 
 
 def mask_condition(tokens: TokenIds, objective: PriorObjective, mask_id: int, streams: Streams) -> Masked:

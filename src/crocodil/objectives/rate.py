@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from crocodil.models.register_denoiser import Condition, RegisterDenoiser
-from crocodil.objectives.priors import PriorObjective, denoise
+from crocodil.objectives.priors import PriorObjective, denoise, repeated
 from crocodil.processes.gaussian import add_noise, time_of_snr
 from crocodil.runtime.config import Amount, Count, Positive, Share, Weight, config
 from crocodil.seeding import Streams
@@ -61,7 +61,7 @@ def register_rate(
         condition = condition.repeat_interleave(count, dim=0)
     banks = scale_gradient(registers.float(), objective.weight).repeat_interleave(count, dim=0)
     draw = torch.arange(len(banks), device=banks.device) % count
-    draw_streams = Streams(streams.keys.repeat_interleave(count)).at(draw)
+    draw_streams = repeated(streams, count)
     part = (draw + streams.at("part").uniform().repeat_interleave(count)) / count  # even over the draws of a text
     highest = objective.noise_std**-2
     time = time_of_snr(part * highest)[:, None].expand(banks.shape[:2])

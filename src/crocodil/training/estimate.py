@@ -82,7 +82,7 @@ def estimates(run: Run, *, num_devices: int = 1) -> list[Estimate]:
         _estimate("prior", run.prior_loop, flops, num_devices, [denoising], trained=count(prior)),
         _estimate(
             "conditional", run.conditional_loop, flops, num_devices,
-            [denoising, encoding] if trains_encoder else [denoising],
+            [*[denoising] * (run.live_draws or 1), *([encoding] if trains_encoder else [])],
             trained=count(conditional) + trains_encoder * count(encoder),
             frozen=(not trains_encoder) * count(encoder),
         ),
@@ -125,7 +125,7 @@ def step_flops(run: Run) -> dict[str, float]:
         "conditional": [
             conditional_flops(
                 run.conditional, run.encoder, length=length, bare_rate=run.prior_objective.bare_rate,
-                encoder_learns=run.condition_encoder_learns,
+                encoder_learns=run.condition_encoder_learns, live_draws=run.live_draws,
             )
             for length in run.lengths
         ],

@@ -5,7 +5,7 @@ other networks is refused.
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from functools import partial
 from hashlib import sha256
@@ -69,7 +69,7 @@ _FIELDS = {
     "registers": ("encoder", "prior.num_registers", "prior_loop.bf16", "pretrained.qwen"),
     "prior": ("lengths", "prior", "prior_loop", "prior_objective"),
     "conditional": (
-        "lengths", "conditional", "conditional_loop", "prior_objective", "condition_encoder_learns",
+        "lengths", "conditional", "conditional_loop", "prior_objective", "condition_encoder_learns", "live_draws",
         "pretrained.qwen",
     ),
     "distilled": (
@@ -155,7 +155,7 @@ def check_stage(name: str, run: Run, workspace: Workspace) -> None:
         for stage, network in (("guided", "encoder"), ("guided", "demasker"), ("conditional", "denoiser")):
             workspace.finished(stage, network)
         pair_data(run, workspace)  # refuses pairs of which none fits
-    if name in ("prior", "conditional", "distilled"):
+    if name in ("prior", "distilled") or (name == "conditional" and not run.live_draws):
         workspace.registers(run, "train")
         workspace.registers(run, "valid")
 
@@ -283,10 +283,10 @@ def _start(name: str, run: Run, workspace: Workspace, *, resume: bool) -> None:
     started = has_checkpoints(out) or any(out.glob(f"*/{REGISTERS_FILE}"))
     if started and not resume and name in TRAINED_STAGES:
         raise ValueError(f"{out} already holds a run: continue it with --resume, or choose another --out")
-    if f"registers/{STAGE_FILE}" in _SOURCES[name]:
+    if f"registers/{STAGE_FILE}" in _sources(name, run):
         _check_registers(workspace)
     settings = select_fields(flatten_config(run), _FIELDS[name])
-    sources = _source_checksums(name, workspace)
+    sources = _source_checksums(_sources(name, run), workspace)
     if name == "base" and workspace.has_other_source:
         sources[CONTINUED_BASE] = checksum_of(workspace.finished("base", "demasker"))
     elif name == "base" and run.causal is not None:
@@ -319,16 +319,22 @@ def _check_registers(workspace: Workspace) -> None:
     if not file.exists():
         return  # older versions did not write it
     recorded = read_checksummed(file).get("sources", {})
-    for name, checksum in _source_checksums("registers", workspace).items():
+    for name, checksum in _source_checksums(_SOURCES["registers"], workspace).items():
         if recorded.get(name) != checksum:
             raise ValueError(f"{file.parent} was made with another {name}: run stage registers with another --out")
 
 
-def _source_checksums(name: str, workspace: Workspace) -> dict[str, str]:
-    """Return checksums of the corpus and of the files of earlier stages that a stage reads."""
+def _sources(name: str, run: Run) -> tuple[str, ...]:
+    """Return the files of earlier stages that a stage reads."""
+    is_live = name == "conditional" and bool(run.live_draws)
+    return tuple(path for path in _SOURCES[name] if not (is_live and path == f"registers/{STAGE_FILE}"))
+
+
+def _source_checksums(paths: Iterable[str], workspace: Workspace) -> dict[str, str]:
+    """Return checksums of the corpus and of files of earlier stages."""
     description = workspace.corpus.description
     corpus = json.dumps([description["splits"], description["sha256"]], sort_keys=True)
-    files = {path: workspace.source / path for path in _SOURCES[name]}
+    files = {path: workspace.source / path for path in paths}
     return {
         "corpus": sha256(corpus.encode()).hexdigest(),
         **{path: checksum_of(file) for path, file in files.items() if file.exists()},

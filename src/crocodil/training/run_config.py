@@ -93,6 +93,9 @@ class Run:
     register_noise_from: Amount = 0  # first step of stage guided with register noise; 0: Alg. 1 (decision D66)
     encoder_begins_as_base: bool = False  # initialise the encoder from the first blocks of the base (decision D28)
     condition_encoder_learns: bool = False  # Sec. 4.3.2, comment iii
+    live_draws: Amount = (
+        0  # in stage conditional: noisy banks per text, which is encoded in every step (D73); 0: cached
+    )
     encode_batch: Count = 256  # programs per batch in stage registers
     pretrained: Pretrained = field(default_factory=Pretrained)
     lora: LoRA | None = None  # in stage guided: train adapters on a frozen demasker
@@ -126,6 +129,10 @@ class Run:
             raise ValueError(
                 "rate_objective.trains_prior needs whole texts: set guided_objective.partial_rate below 1"
             )
+        if self.live_draws and self.condition_encoder_learns:
+            raise ValueError("live_draws and condition_encoder_learns are both set: choose one of them")
+        if self.live_draws and self.conditional.standardised:
+            raise ValueError("conditional.standardised needs cached registers: set live_draws=0")
         if self.guided_start is not None and self.lora is not None:
             raise ValueError("guided_start and lora are both set: choose one of them")
         available = self.encoder.num_registers

@@ -180,12 +180,17 @@ def _planned_conditional(record: Mapping[str, Any], shapes: Shapes) -> float | N
     if denoiser is None:
         return 0.0
     objective = {**vars(PriorObjective()), **record.get("prior_objective", {})}
-    learns = bool(record.get("condition_encoder_learns"))
+    learns, live_draws = bool(record.get("condition_encoder_learns")), record.get("live_draws", 0)
     return _planned(
         record,
         "conditional",
         lambda length: conditional_flops(
-            denoiser, shapes.encoder, length=length, bare_rate=objective["bare_rate"], encoder_learns=learns
+            denoiser,
+            shapes.encoder,
+            length=length,
+            bare_rate=objective["bare_rate"],
+            encoder_learns=learns,
+            live_draws=live_draws,
         ),
     )
 

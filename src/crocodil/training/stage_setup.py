@@ -170,7 +170,10 @@ def prior_stage(run: Run, workspace: Workspace) -> tuple[Stage, LoopConfig]:
 
 def conditional_stage(run: Run, workspace: Workspace) -> tuple[Stage, LoopConfig]:
     loop = run.conditional_loop
-    registers, encoder = workspace.registers(run, "train"), workspace.trained_encoder()
+    registers, valid_registers = (
+        [] if run.live_draws else workspace.registers(run, split) for split in ("train", "valid")
+    )
+    encoder = workspace.trained_encoder()
     started = workspace.source / JOINT_PRIOR
     denoiser = (
         _same_shape(started, run.conditional, RegisterDenoiser)
@@ -181,12 +184,13 @@ def conditional_stage(run: Run, workspace: Workspace) -> tuple[Stage, LoopConfig
         workspace.to_device(denoiser),
         encoder.requires_grad_(run.condition_encoder_learns),
         registers,
-        workspace.registers(run, "valid"),
+        valid_registers,
         workspace.data(run, loop),
         run.demasker.backbone.mask_id,
         run.prior_objective,
         run.condition_encoder_learns,
         retokenizer(run, workspace),
+        run.live_draws,
     )
     return stage, loop
 

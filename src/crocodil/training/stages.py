@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
+from jaxtyping import Int
 from torch import Tensor, nn
 
 from crocodil.models.demasker import Demasker
@@ -32,6 +33,7 @@ from crocodil.objectives import (
 )
 from crocodil.processes.masking import bare_canvas
 from crocodil.seeding import Streams
+from crocodil.shapes import RegisterBank, TokenIds
 from crocodil.text.encode import encode_tokens
 from crocodil.text.retokenizer import Retokenizer
 from crocodil.training.adapting import trainable_parameters
@@ -320,17 +322,19 @@ class ConditionalPriorStage:
     """Algorithm 4: the condition is the encoding of the visible tokens.
 
     The encoder is the frozen one of stage guided, or a copy that is trained too (Sec. 4.3.2, comment iii).
+    Registers are cached, or encoded in every step: then each text has `live_draws` noisy banks (decision D73).
     """
 
     denoiser: RegisterDenoiser
     encoder: RegisterEncoder
-    registers: Sequence[CachedRegisters]  # one per length
+    registers: Sequence[CachedRegisters]  # one per length; none if they are encoded in every step
     valid_registers: Sequence[CachedRegisters]
     data: Data
     mask_id: int
     objective: PriorObjective = field(default_factory=PriorObjective)
     encoder_learns: bool = False
     retokenizer: Retokenizer | None = None
+    live_draws: int = 0
     name: str = "conditional"
 
     def modules(self) -> Mapping[str, nn.Module]:
@@ -362,15 +366,13 @@ class ConditionalPriorStage:
             length=length,
             bare_rate=self.objective.bare_rate,
             encoder_learns=self.encoder_learns,
+            live_draws=self.live_draws,
         )
         return Work(length, flops)
 
     def loss(self, step: int, indices: range) -> Tensor:
-        # The first samples of the batch have a bare canvas, so their tokens are not needed.
         num_bare = min(round(self.objective.bare_rate * len(indices)), len(indices) - 1)
-        tokens = self.data.tokens(step, indices[num_bare:])
-        program_ids = self.data.program_ids(step, indices)
-        registers = self.registers[self.data.turn(step)].batch(program_ids, self.data.device)
+        tokens, registers = self._batch(step, indices, num_bare)
         return conditional_prior_loss(
             self.denoiser,
             self.encode,
@@ -379,7 +381,20 @@ class ConditionalPriorStage:
             objective=self.objective,
             mask_id=self.mask_id,
             streams=self.data.streams(step, indices),
+            num_draws=self.live_draws or 1,
         )
+
+    def _batch(self, step: int, indices: range, num_bare: int) -> tuple[Int[Tensor, "V N"], RegisterBank]:
+        """Return the tokens of all texts but the first, which have a bare canvas, and the registers of all."""
+        if self.live_draws:
+            tokens = self.data.tokens(step, indices)
+            return tokens[num_bare:], self._encode_targets(tokens)
+        program_ids = self.data.program_ids(step, indices)
+        registers = self.registers[self.data.turn(step)].batch(program_ids, self.data.device)
+        return self.data.tokens(step, indices[num_bare:]), registers
+
+    def _encode_targets(self, tokens: TokenIds) -> RegisterBank:
+        return self.encode(tokens, None)[:, : self.denoiser.config.num_registers].float()
 
     def encode(self, tokens: Tensor, hidden: Tensor | None) -> Tensor:
         with torch.set_grad_enabled(self.encoder_learns and torch.is_grad_enabled()):
@@ -389,7 +404,11 @@ class ConditionalPriorStage:
         """Validate given a bare canvas, and given one with half of the tokens visible."""
         metrics: dict[str, float] = {}
         for batch in self.data.validation_batches():
-            registers = self.valid_registers[batch.turn].batch(batch.program_ids, self.data.device)
+            registers = (
+                self._encode_targets(batch.tokens)
+                if self.live_draws
+                else self.valid_registers[batch.turn].batch(batch.program_ids, self.data.device)
+            )
             views = {
                 "": bare_canvas(batch.tokens, mask_id=self.mask_id),
                 ", half visible": mask_half(batch.tokens, mask_id=self.mask_id),

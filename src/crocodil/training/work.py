@@ -110,11 +110,16 @@ def conditional_flops(
     length: int,
     bare_rate: float,
     encoder_learns: bool = False,
+    live_draws: int = 0,
 ) -> float:
-    """Algorithm 4: the encoder reads the text of all samples that do not have a bare canvas."""
+    """Algorithm 4: the encoder reads the text of all samples that do not have a bare canvas.
+
+    If registers are not cached, it reads the text of all samples once more.
+    """
     encoding = encoder_flops(encoder, positions=length + encoder.num_registers)
     condition = (TRAINED if encoder_learns else FROZEN) * encoding
-    return prior_flops(denoiser) + (1 - bare_rate) * condition
+    targets = FROZEN * encoding if live_draws else 0.0
+    return (live_draws or 1) * prior_flops(denoiser) + (1 - bare_rate) * condition + targets
 
 
 def prompted_flops(
