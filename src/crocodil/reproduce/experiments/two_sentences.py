@@ -1,4 +1,4 @@
-"""The toy example of Appendix B: two sentences, "cat meows" and "dog barks": base, autoencoder, prior and ConThenDisc.
+"""The toy example of Appendix B, two sentences ("cat meows", "dog barks"): base, autoencoder, prior, ConThenDisc.
 
 A masked diffusion model that reveals both words at once samples them independently: half of its sentences are
 "cat barks" or "dog meows". One register that selects the sentence removes these errors. The base, the guided
