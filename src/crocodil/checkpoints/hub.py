@@ -36,8 +36,8 @@ class HubName(NamedTuple):
 def hub_name(path_or_name: str | os.PathLike[str]) -> HubName | None:
     """Return the name on the hub, or None for a folder.
 
-    What exists here is a folder, also if its path looks like a name; so is a path object, and text that is no
-    name. `hf://owner/name` is always a name.
+    An existing path is a folder, even if it looks like a name. Path objects, and text that does not look like a
+    name, are folders too. `hf://owner/name` is always a name.
     """
     if not isinstance(path_or_name, str):
         return None

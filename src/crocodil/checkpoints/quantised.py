@@ -73,9 +73,9 @@ def to_few_bits(
 ) -> tuple[UInt8[Tensor, "R P"], Float16[Tensor, "R G"]]:
     """Round a matrix; return it, packed into bytes, and the scale of each group of columns.
 
-    With 4 bits a value becomes the nearest of the 16 points -8..7 times the scale. A negative scale has its long
-    side above zero: the largest value of a group lies on the long side. The range is clipped where this lowers the
-    squared error, so errors are at most half a step, except beyond the ends of the grid.
+    With 4 bits a value becomes the nearest of the 16 points -8..7 times the scale. The grid reaches further on one
+    side; the sign of the scale puts the largest value of the group on that side. The range is clipped where this
+    lowers the squared error, so errors are at most half a step, except beyond the ends of the grid.
     """
     values, end = matrix.float().unflatten(1, (-1, group)), 2 ** (bits - 1)
     largest = values.gather(2, values.abs().argmax(dim=2, keepdim=True))

@@ -91,7 +91,7 @@ def export(
 
 
 def _settings(run: "RunSummary", networks: Mapping[str, Path], knobs: dict[str, Any]) -> "Settings":
-    """Return the model's settings: the knobs, and for others what the priors were trained with."""
+    """Return the model's settings: what the priors were trained with, changed by the knobs."""
     from crocodil.pipeline import Settings
 
     defaults = Settings(length=run.lengths[0], lengths=run.lengths)

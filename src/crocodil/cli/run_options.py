@@ -24,7 +24,7 @@ def run_of(preset: str, ablation: str | None, corpus: "Corpus", folders: dict[st
 
 
 def folder_of(model: str | None, patterns: Sequence[str]) -> Path | None:
-    """Return the folder of a pretrained model, if there is one; from the hub, these files of it are fetched."""
+    """Return the folder of a pretrained model, or None. From the hub, files with these patterns are fetched."""
     return None if model is None else local_folder(model, patterns=patterns)
 
 

@@ -54,7 +54,7 @@ class Cut(NamedTuple):
 def cuts_of(text: str, cuts: Cuts) -> list[Cut]:
     """Return the cuts of a program, in order; a text that is not Python has none.
 
-    Of each kind, the first `per_document` by a draw that depends on the text and the seed alone are kept.
+    At most `per_document` random cuts of each kind are kept; the choice depends on the text and the seed alone.
     """
     source = _Source("", text)
     if source.tree is None:
@@ -62,8 +62,8 @@ def cuts_of(text: str, cuts: Cuts) -> list[Cut]:
     rules = {"body": bodies, "middle": middles, "block": blocks}
     kept: list[Cut] = []
     for kind in cuts.kinds:
-        found = {cut for cut in rules[kind](source, cuts) if _fits(cut, text, cuts)}
-        kept += sorted(found, key=lambda cut: draw(cuts.seed, source.key, *cut.whole, *cut.answer))[
+        fitting = {cut for cut in rules[kind](source, cuts) if _fits(cut, text, cuts)}
+        kept += sorted(fitting, key=lambda cut: draw(cuts.seed, source.key, *cut.whole, *cut.answer))[
             : cuts.per_document
         ]
     return sorted(kept, key=lambda cut: (cut.answer, cut.whole, cut.kind))

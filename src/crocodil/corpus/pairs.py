@@ -1,7 +1,7 @@
 """Pairs of a prompt and its answer, cut out of a corpus or read from a file, with their provenance and split.
 
-A pair lies in the split of its document. A pair that occurs again, in its split or in a later one (train, valid,
-test), is left out, so that no held-out pair was trained on. Does not import torch.
+A pair belongs to the split of its document. A pair that occurs again, in the same split or in a later one (train,
+valid, test), is left out, so that no held-out pair was trained on. Does not import torch.
 """
 
 import gzip
@@ -171,22 +171,23 @@ def write_pairs(
     cuts = cuts or Cuts()
     if (source / CORPUS_FILE).exists():
         corpus = Corpus(source)
-        found: Iterable[Pair] = pairs_of(corpus, cuts)
+        pairs: Iterable[Pair] = pairs_of(corpus, cuts)
         origin: dict[str, Any] = {"corpus": corpus.description["sha256"], "cuts": asdict(cuts)}
     elif source.is_dir():
         raise ValueError(f"{source} is neither a corpus nor a file of pairs: {CORPUS_FILE} is missing")
     else:
-        found = sorted(read_rows(source, held_out=held_out), key=lambda pair: SPLITS.index(pair.split))
+        pairs = sorted(read_rows(source, held_out=held_out), key=lambda pair: SPLITS.index(pair.split))
         origin = {"file": source.name, "sha256": _sha256(source), "held_out": held_out}
-    collected, left_out = _collect(found, count)
+    collected, left_out = _collect(pairs, count)
     counts = {
-        split: {kind: len(rows) for kind, rows in sorted(one.rows.items())} for split, one in collected.items()
+        split: {kind: len(rows) for kind, rows in sorted(of_split.rows.items())}
+        for split, of_split in collected.items()
     }
     if not any(counts.values()):
         raise ValueError(f"{source} gave no pair: it needs functions with docstrings, comments, or rows")
     with whole_directory(out) as unfinished:
-        for split, one in collected.items():
-            text = "".join(f"{line}\n" for line in one.lines())
+        for split, of_split in collected.items():
+            text = "".join(f"{line}\n" for line in of_split.lines())
             (unfinished / f"{split}.jsonl").write_text(text, encoding="utf-8")
         description = {
             "format": FORMAT, "version": FORMAT_VERSION, "source": origin, "splits": counts, "left_out": left_out,
@@ -196,11 +197,11 @@ def write_pairs(
     return Pairs(out)
 
 
-def _collect(found: Iterable[Pair], count: int | None) -> tuple[dict[str, _Collected], dict[str, int]]:
+def _collect(pairs: Iterable[Pair], count: int | None) -> tuple[dict[str, _Collected], dict[str, int]]:
     collected = {split: _Collected(count) for split in SPLITS}
     first_split: dict[int, str] = {}  # by digest
     left_out: Counter[str] = Counter()
-    for pair in found:
+    for pair in pairs:
         number = draw(json.dumps([pair.prompt, pair.answer, pair.suffix]))
         if number in first_split:
             left_out[f"in {pair.split}, also in {first_split[number]}"] += 1

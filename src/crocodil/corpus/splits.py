@@ -1,6 +1,6 @@
 """The splits of a corpus, and the families of packages that lie in one split as a whole.
 
-What building a corpus needs is not imported here: reading one, or pairs, must do without it.
+This module imports nothing that only a build needs, so that corpora and pairs can be read without it.
 """
 
 import re

@@ -32,7 +32,7 @@ def can_infill(model: LanguageModel) -> bool:
 def continued(
     model: LanguageModel, prompts: Sequence[tuple[str, str]], *, max_tokens: int, batch_size: int = 8
 ) -> list[Continued]:
-    """Answer prompts, each with its suffix, in at most `max_tokens` tokens. Of a long prompt the end is read."""
+    """Answer prompts, each with its suffix, in at most `max_tokens` tokens; long prompts lose their beginning."""
     rows = [_prompt_tokens(model, *prompt, room=max(1, model.context - max_tokens)) for prompt in prompts]
     answers: dict[int, Continued] = {}
     order = sorted(range(len(rows)), key=lambda number: len(rows[number]))
@@ -70,7 +70,7 @@ def _generated(model: LanguageModel, rows: Sequence[list[int]], max_tokens: int)
     )
     made = model.network.generate(input_ids=ids, attention_mask=present, generation_config=config)
     new = made[:, ids.shape[1] :].tolist()
-    return [row[: next((place for place, token in enumerate(row) if token in ends), len(row))] for row in new]
+    return [row[: next((index for index, token in enumerate(row) if token in ends), len(row))] for row in new]
 
 
 def _ends(model: LanguageModel) -> list[int]:

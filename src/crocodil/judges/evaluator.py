@@ -84,7 +84,7 @@ class Evaluator:
     judge_layer: Embedder | None = None  # a layer of the judge, for a second BERTScore
     batch_size: int = 8  # texts per forward pass of the judge
     min_texts_for_mauve: int = 1  # on each side; with fewer, MAUVE is None
-    other_judges: Sequence[Judge] = ()  # second opinions: their numbers stand in a field of their own
+    other_judges: Sequence[Judge] = ()  # second opinions, in a separate column
 
     def check_unrelated(self, parents: Collection[str]) -> None:
         """Refuse to judge a model whose weights come from these families, if the judge or an embedder does too."""
@@ -94,7 +94,7 @@ class Evaluator:
 
     def reference(self, texts: Sequence[str]) -> Reference:
         """Prepare real texts, which generated texts are compared with."""
-        by_others = {name: other.reference(texts) for name, other in self._others().items()}
+        by_others = {name: evaluator.reference(texts) for name, evaluator in self._other_evaluators().items()}
         return Reference(self.features(texts), self.score(texts), by_others)
 
     def features(self, texts: Sequence[str]) -> TextFeatures:
@@ -105,23 +105,27 @@ class Evaluator:
     def evaluate(self, texts: Sequence[str], reference: Reference) -> Row:
         """Return all numbers about generated texts: MAUVE against the reference, `score`, and other opinions."""
         row = {**self.mauve_against(reference, texts), **self.score(texts)}
-        others = self._others().items()
-        return _with_opinions(row, {name: one.evaluate(texts, reference.by_others[name]) for name, one in others})
+        by_others = {
+            name: evaluator.evaluate(texts, reference.by_others[name])
+            for name, evaluator in self._other_evaluators().items()
+        }
+        return _with_opinions(row, by_others)
 
     def compare(self, real: Reference, other: Reference) -> Row:
         """Return the same numbers for prepared real texts, with MAUVE against other real texts."""
         row = {**self.mauve_row(real.features, other.features), **real.scores}
-        others = self._others().items()
-        return _with_opinions(
-            row, {name: one.compare(real.by_others[name], other.by_others[name]) for name, one in others}
-        )
+        by_others = {
+            name: evaluator.compare(real.by_others[name], other.by_others[name])
+            for name, evaluator in self._other_evaluators().items()
+        }
+        return _with_opinions(row, by_others)
 
     def unrelated_to(self, parents: Collection[str]) -> "Evaluator":
-        """Return the evaluator without those of the other judges that may not judge a model of these families."""
-        others = [judge for judge in self.other_judges if not set(judge.families) & set(parents)]
-        return replace(self, other_judges=others)
+        """Return the evaluator without the other judges that share one of these families with a model."""
+        unrelated = [judge for judge in self.other_judges if not set(judge.families) & set(parents)]
+        return replace(self, other_judges=unrelated)
 
-    def _others(self) -> "dict[str, Evaluator]":
+    def _other_evaluators(self) -> "dict[str, Evaluator]":
         return {judge.name: replace(self, judge=judge, other_judges=()) for judge in self.other_judges}
 
     def evaluate_real(self, reference: Reference, other: Sequence[str]) -> Row:

@@ -1,7 +1,7 @@
-"""Answers to prompts, judged beside the real ones: every number of a row about prompts comes from here.
+"""Judge answers to prompts beside the real answers: every number of a row about prompts comes from here.
 
-What an answer needs from its place (that the text parses, a column, checks that run) counts only for pairs whose
-real answer has it; every share stands beside the number of these pairs (decision D58).
+An answer is only asked to parse in place, to keep the column and the indentation, or to pass checks, if the real
+answer does so too. Every such share stands beside the number of pairs that count (decision D58).
 """
 
 import math
@@ -45,7 +45,7 @@ class AnswerJudge(Protocol):
 
 @dataclass(frozen=True)
 class JudgedPairs:
-    """Pairs, and which of them an answer can be checked on."""
+    """Pairs, and which checks each of them allows."""
 
     pairs: Sequence[Pair]
     runs_checks: bool = True  # run doctests and asserts, where this system can do so safely

@@ -68,9 +68,9 @@ def random_characters(text: str) -> str:
 def judge_known_inputs(judge: LanguageModel, texts: Sequence[str] | None = None) -> dict[str, Judged]:
     """Return the judge's numbers about each kind of input; by default, the texts are `real_programs()`."""
     rows = {}
-    for kind, some in known_inputs(judge, real_programs() if texts is None else texts).items():
-        scores = judge.scores(some, batch_size=4)
-        rows[kind] = Judged(perplexity(scores), bits_per_byte(scores), token_entropy(judge.tokens(some)))
+    for kind, inputs in known_inputs(judge, real_programs() if texts is None else texts).items():
+        scores = judge.scores(inputs, batch_size=4)
+        rows[kind] = Judged(perplexity(scores), bits_per_byte(scores), token_entropy(judge.tokens(inputs)))
     return rows
 
 

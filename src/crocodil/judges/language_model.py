@@ -92,8 +92,8 @@ class LanguageModel:
     ) -> list[TextScore]:
         """Score each text given the prompt before it. The two are tokenized apart: no token has bytes of both.
 
-        Of a long prompt the end is read; every token of a text has at least half a context before it, if there is
-        that much.
+        Only the end of a long prompt is read. Every token of a text has at least half a context before it, where
+        there is that much.
         """
         given, tokens = self._nonempty_tokens(prompts), self._nonempty_tokens(texts)
         windows = [

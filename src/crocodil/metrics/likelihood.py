@@ -1,7 +1,7 @@
 """How well a demasker models held-out text: accuracy by mask probability, and a likelihood bound (Sec. 5).
 
 A demasker is a function here; its registers, if any, are already inside. With registers the bound is on
-log p(x | z). It can be compared with log p(x) once z is paid for: `register_nats` is what a prior pays for it.
+log p(x | z). To compare it with log p(x), add the nats that a prior needs for z: `register_nats`.
 """
 
 import math
@@ -111,8 +111,9 @@ def negative_elbo(
         streams: the maskings.
         given: tokens that are never hidden.
         num_draws: maskings of each sequence.
-        places: for each token the number of its random numbers. Sequences with the same stream hide tokens of the
-            same place together, so that their bounds differ less by chance.
+        places: for each token, the index of the random number that decides when it is hidden; by default its
+            position. Sequences with the same stream hide tokens of the same place together, so that their bounds
+            differ less by chance.
         batch_size: masked sequences per call; by default those of one draw.
     """
     may_hide = torch.ones_like(tokens, dtype=torch.bool) if given is None else ~given
@@ -158,7 +159,7 @@ def register_nats(
     num_steps: int = 64,
     streams: Streams,
 ) -> Float[Tensor, "B"]:
-    """Return a bound on KL(q(z | x) || p(z)) in nats per sample: what a prior pays for registers with noise.
+    """Return a bound on KL(q(z | x) || p(z)), the nats per sample that a prior needs for registers with noise.
 
     z = registers + noise_std e, as the demasker reads them. With E[-log p(x | z)], which is `negative_elbo` of a
     demasker with registers z, it adds up to a bound on -log p(x), so models with and without registers compare.

@@ -12,8 +12,8 @@ from crocodil.runtime.config import Length, Width, config
 class LengthHeadConfig:
     prompt_width: Width  # of the prompt's registers
     max_length: Length  # tokens of the longest answer
-    answer_length: Length  # tokens of the canvas on which an answer is encoded,
-    prompt_length: Length  # and of that on which a prompt is
+    answer_length: Length  # tokens of the canvas on which an answer is encoded
+    prompt_length: Length  # tokens of the canvas on which a prompt is encoded
     width: Width = 256
 
 
@@ -37,7 +37,7 @@ class LengthHead(nn.Module):
         return (torch.searchsorted(mass, shares.to(mass)) + 1).clamp(max=self.config.max_length)
 
     def init_weights(self, generator: torch.Generator) -> "LengthHead":
-        """Initialise; all lengths begin equally likely."""
+        """Initialise; at first all lengths are equally likely."""
         nn.init.xavier_uniform_(self.proj_in.weight, generator=generator)
         for parameter in (self.proj_in.bias, self.proj_out.weight, self.proj_out.bias):
             nn.init.zeros_(parameter)

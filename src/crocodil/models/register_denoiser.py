@@ -162,7 +162,7 @@ class RegisterDenoiser(nn.Module):
         if self.prompt_embed is None:
             return context
         parts = [context, self.prompt_embed(prompt, keep_prompt)]
-        count = max(map(len, parts))  # one that all samples share has one row
+        count = max(map(len, parts))  # a part that all samples share has one row
         return torch.cat([part.expand(count, -1, -1) for part in parts], dim=1)
 
     def cross_attention_kv(

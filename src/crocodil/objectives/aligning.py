@@ -29,9 +29,9 @@ def aligned_base_loss(
     """Return both parts of REPR-ALIGN (arXiv:2605.06885): Eq. 5 without guidance, and weight x alignment.
 
     `targets` are the states of the frozen causal model on the clean tokens, after the layers that the demasker
-    began as. By "token", as in the authors' code, states that predict the same hidden token are aligned; the
-    causal model's is one position earlier, unless the demasker is shifted too. By "position", a reading of ours,
-    states at the same position are aligned, hidden or not. Padding is left out of both.
+    began as. By "token", as in the authors' code, states that predict the same hidden token are aligned: a causal
+    model predicts it one position earlier, and so does a shifted demasker. By "position", our own variant, states
+    at the same position are aligned, hidden or not. Padding is left out of both.
     """
     config = demasker.config
     mask_prob = mask_prob_at(streams.at("time").uniform() if time is None else time)

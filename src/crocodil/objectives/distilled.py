@@ -31,15 +31,15 @@ class DistilObjective:
     """Options of stage distilled (decisions D51 and D52)."""
 
     teachers: tuple[Literal["prior", "conditional"], ...] = ("prior", "conditional")  # which are distilled
-    draw_steps: Steps = 4  # of a draw, in the model that is exported
-    teacher_steps: Steps = 32  # a step of the teacher in training is this part of the way
-    teacher_calls: Steps = 4  # of these steps, how many begin a jump
+    draw_steps: Steps = 4  # default number of steps per draw of the exported model
+    teacher_steps: Steps = 32  # a step of the teacher is 1 / teacher_steps of the way from noise to clean
+    teacher_calls: Steps = 4  # teacher steps in the target of a jump; the student's own jump covers the rest
     pag_scale: PagScale = 0.0  # guidance of the teacher, which the student learns: D33,
     self_cond_scale: Guidance = 1.0  # D42,
     autoguidance: Guidance = 1.0  # and D43
-    same_time_rate: Share = 0.25  # how often the end time is the time itself: the teacher's own prediction
-    to_clean_rate: Share = 0.25  # how often a jump goes all the way
-    own_rate: Share = 0.5  # how often it starts where a jump of the student from pure noise ends
+    same_time_rate: Share = 0.25  # how often a jump has length 0: its target is the teacher's prediction
+    to_clean_rate: Share = 0.25  # how often a jump ends at clean registers
+    own_rate: Share = 0.5  # how often a jump starts at what the student drew from pure noise, not at a noised text
 
     def __post_init__(self) -> None:
         if not self.teachers or len(set(self.teachers)) < len(self.teachers):
@@ -47,7 +47,7 @@ class DistilObjective:
 
     @property
     def guiding_calls(self) -> int:
-        """The predictions that guide one of the teacher."""
+        """The number of extra predictions that guidance adds to each step of the teacher."""
         return (self.pag_scale != 0) + (self.self_cond_scale != 1) + (self.autoguidance != 1)
 
 
@@ -74,10 +74,10 @@ def distilled_loss(
     noisy_registers = add_noise(registers, time, noise)
     with torch.no_grad():
         if objective.own_rate:
-            top = torch.ones_like(time)
-            drawn = ddim_step(noise, student(noise, top, time), top, time)
-            own = streams.at("own").uniform() < objective.own_rate
-            noisy_registers = torch.where(own[:, None, None], drawn, noisy_registers)
+            noise_time = torch.ones_like(time)
+            drawn = ddim_step(noise, student(noise, noise_time, time), noise_time, time)
+            starts_at_draw = streams.at("own").uniform() < objective.own_rate
+            noisy_registers = torch.where(starts_at_draw[:, None, None], drawn, noisy_registers)
         target, stepped = torch.zeros_like(noise), noisy_registers
         for number, (now, then) in enumerate(pairwise(times)):
             is_rest = number == objective.teacher_calls

@@ -15,15 +15,15 @@ DemaskRows: TypeAlias = Callable[[TokenIds, Positions], RowLogits]  # (noisy tok
 def with_drafts(
     demask: DemaskRows, noisy_tokens: TokenIds, hidden: Positions, *, rate: float, mask_id: int, streams: Streams
 ) -> tuple[TokenIds, Positions]:
-    """Draft this share of a batch, its first samples; return the tokens, and the positions that are predicted.
+    """Turn the first `rate` of a batch into drafts; return the tokens, and the positions to predict.
 
     In a draft all positions are predicted, so that the demasker learns which visible tokens are wrong.
     """
     count = round(rate * len(noisy_tokens))
     if not count:
         return noisy_tokens, hidden
-    own = Streams(streams.keys[:count])
-    drafts = draft_tokens(demask, noisy_tokens[:count], hidden[:count], mask_id=mask_id, streams=own)
+    draft_streams = Streams(streams.keys[:count])
+    drafts = draft_tokens(demask, noisy_tokens[:count], hidden[:count], mask_id=mask_id, streams=draft_streams)
     is_draft = torch.arange(len(hidden), device=hidden.device) < count
     return torch.cat([drafts, noisy_tokens[count:]]), hidden | is_draft[:, None]
 

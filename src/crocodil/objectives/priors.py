@@ -73,7 +73,7 @@ def conditional_prior_loss(
 
 
 def repeated(streams: Streams, count: int) -> Streams:
-    """Return the streams of `count` draws of each sample, which follow each other."""
+    """Return one stream per draw, for `count` consecutive draws of each sample."""
     if count == 1:
         return streams
     keys = streams.keys.repeat_interleave(count)

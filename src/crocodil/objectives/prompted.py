@@ -1,4 +1,4 @@
-"""Losses of answers to prompts (App. H): of their prior, and of the demasker that fills them."""
+"""Losses for answers to prompts (App. H): of the prior of their registers, and of the demasker."""
 
 from typing import NamedTuple
 
@@ -26,10 +26,10 @@ class PromptedObjective:
     """Options of stage prompted (App. H, decision D57)."""
 
     own_encoder: bool = False  # train h_kappa, which begins as h_phi; False: h_kappa is h_phi
-    prompt_drop_rate: Share = 0.1  # how often the null prompt is used,
-    condition_drop_rate: Share = 0.5  # and how often the null condition: a first draw knows the prompt alone
-    prompt_length: Length = 128  # tokens of a prompt on its canvas
-    answer_length: Length = 64  # and of an answer, with BOS and EOS
+    prompt_drop_rate: Share = 0.1  # how often the null prompt is used
+    condition_drop_rate: Share = 0.5  # how often the null condition is used, as in a first draw
+    prompt_length: Length = 128  # tokens of the canvas of a prompt
+    answer_length: Length = 64  # tokens of the canvas of an answer, with BOS and EOS
     demasker_learns: bool = True  # train the demasker to read prompts too
     length_weight: Weight = 0.01  # of the loss of the length head
 
@@ -56,7 +56,8 @@ def prompted_prior_loss(
 ) -> Loss:
     """App. H: return the loss of g_psi(z_t, t, h_phi(x_t), h_kappa(c)), where z_0 are the registers of an answer.
 
-    `encode` is h_phi, kept fixed by the caller, and `prompt` is h_kappa(c). Each is dropped by a draw of its own.
+    `encode` is h_phi, kept fixed by the caller, and `prompt` is h_kappa(c). Condition and prompt are dropped
+    independently.
     """
     registers = denoiser.standardise(encode(answers, None)[:, : denoiser.config.num_registers])
     noisy_registers, time = diffuse(registers, prior_objective, streams)
@@ -76,7 +77,7 @@ def prompted_demasking_loss(
     mask_id: int,
     streams: Streams,
 ) -> Loss:
-    """Algorithm 1 with a prompt (App. H): only answers are hidden, and registers of answers guide.
+    """Algorithm 1 with a prompt (App. H): only answer tokens are hidden, and the answer's registers guide.
 
     The loss is per token of an answer, then a mean over samples: it does not depend on how a batch is split.
     """

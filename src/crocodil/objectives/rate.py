@@ -1,4 +1,4 @@
-"""The register rate: what a prior pays for the registers of a text, as a loss of the encoder (decision D71).
+"""The register rate: the nats that a prior needs for the registers of a text, as an encoder loss (decision D71).
 
 An encoder that is trained for reconstruction alone fills its registers with details of single tokens, which no
 prior can predict. With the rate as a second loss, it keeps what several tokens share.
@@ -24,10 +24,10 @@ class RateObjective:
 
     trains_prior: bool = False  # train the conditional prior together with encoder and demasker
     weight: Weight = 0.0  # of the gradient that the encoder gets from the rate
-    warmup_steps: Amount = 0  # over which the weight grows from 0: a new encoder would empty its registers
-    noise_std: Positive = 1.0  # the rate is that of registers with this noise; finer details are free
-    num_draws: Count = 4  # noisy banks of each text in a step
-    visible_rate: Share = 0.0  # share of the texts where the prior sees a part of the text, as in Algorithm 4
+    warmup_steps: Amount = 0  # the weight grows from 0 over them; else a new encoder would empty its registers
+    noise_std: Positive = 1.0  # noise on the registers whose rate is measured; finer details cost nothing
+    num_draws: Count = 4  # noisy banks per text and step
+    visible_rate: Share = 0.0  # share of the texts of which the prior sees a part, as in Algorithm 4
 
     def __post_init__(self) -> None:
         if self.weight and not self.trains_prior:
@@ -52,7 +52,7 @@ def register_rate(
     """Return an unbiased estimate of KL(q(z | x) || p(z)) in nats per text, for z = registers + noise_std e.
 
     It is the integral of |z_0 - g(z_s, s)|^2 / 2 over the signal-to-noise ratio, from 0 to 1 / noise_std^2 (Kingma
-    et al., 2021, "Variational diffusion models", Eq. 18). `metrics.likelihood.register_nats` is the same in many
+    et al., 2021, "Variational diffusion models", Eq. 18). `metrics.likelihood.register_nats` sums it over many
     steps. The denoiser gets the whole gradient, the encoder `objective.weight` of it. With one condition per text,
     p is the prior given that condition.
     """
@@ -62,15 +62,15 @@ def register_rate(
     banks = scale_gradient(registers.float(), objective.weight).repeat_interleave(count, dim=0)
     draw = torch.arange(len(banks), device=banks.device) % count
     draw_streams = repeated(streams, count)
-    part = (draw + streams.at("part").uniform().repeat_interleave(count)) / count  # even over the draws of a text
-    highest = objective.noise_std**-2
-    time = time_of_snr(part * highest)[:, None].expand(banks.shape[:2])
+    part = (draw + streams.at("part").uniform().repeat_interleave(count)) / count  # stratified over the draws
+    largest_snr = objective.noise_std**-2
+    time = time_of_snr(part * largest_snr)[:, None].expand(banks.shape[:2])
     noisy = add_noise(banks, time, draw_streams.at("noise").normal(*banks.shape[1:]))
     squared_error = (banks - denoise(denoiser, noisy, time, prior_objective, condition)).square().sum(dim=(1, 2))
-    return highest / 2 * squared_error.unflatten(0, (len(registers), count)).mean(dim=1)
+    return largest_snr / 2 * squared_error.unflatten(0, (len(registers), count)).mean(dim=1)
 
 
 def scale_gradient(values: Tensor, scale: float) -> Tensor:
-    """Return the same values, whose gradient is multiplied by `scale`."""
+    """Return the values unchanged, and multiply their gradient by `scale`."""
     fixed = values.detach()
     return fixed + scale * (values - fixed) if scale else fixed

@@ -108,7 +108,7 @@ class PromptedModel:
             dropped.append((strengths.prompt, denoiser.cross_attention_kv(condition)))
         drawn = algorithms.draw_registers(
             denoiser,
-            replace(drawing, autoguidance=1.0),  # a weak prior knows no prompts
+            replace(drawing, autoguidance=1.0),  # the weak prior was trained without prompts
             shape=(denoiser.config.num_registers, denoiser.config.register_width),
             num_steps=num_steps,
             self_conditioned=denoiser.config.self_conditioned,
@@ -122,12 +122,11 @@ class PromptedModel:
         )
         return Draw(drawn.registers, drawn.cost + Cost(encoder_calls=int(answers is not None)))
 
-    def answer_canvases(self, texts: TokenIds, wheres: Sequence[range]) -> Int[Tensor, "B M"]:
+    def answer_canvases(self, texts: TokenIds, answers_at: Sequence[range]) -> Int[Tensor, "B M"]:
         """Cut the answers out of texts and put each on its own canvas, as h_phi read them in training."""
         special, length = self.tokenizer.special, self.length_head.config.answer_length
-        start, stop = torch.tensor([(where.start, where.stop) for where in wheres], device=texts.device).T[
-            ..., None
-        ]
+        ranges = torch.tensor([(where.start, where.stop) for where in answers_at], device=texts.device)
+        start, stop = ranges.T[..., None]
         position = start + torch.arange(length - 1, device=texts.device)
         answers = texts.gather(1, position.clamp(max=texts.shape[1] - 1)).where(position < stop, special.eos)
         return F.pad(answers, (1, 0), value=special.bos)
@@ -135,7 +134,7 @@ class PromptedModel:
     def sampler(
         self,
         prompts: RegisterBank,
-        wheres: Sequence[range],
+        answers_at: Sequence[range],
         decoding: Decoding,
         drawing: Drawing,
         strengths: Strengths,
@@ -143,12 +142,11 @@ class PromptedModel:
         """Return a sampler: Algorithm 3 with one prompt per sample, or Algorithm 2 if there is no refresh."""
 
         def sample(numbers: range, canvas: Canvas, streams: Streams, watch: Watch) -> Samples:
-            prompt, places = prompts[numbers.start : numbers.stop], wheres[numbers.start : numbers.stop]
+            rows_of_batch = slice(numbers.start, numbers.stop)
+            prompt, batch_answers_at = prompts[rows_of_batch], answers_at[rows_of_batch]
             calls = algorithms.calls_at(drawing.refresh_at, decoding.plan(canvas.length).num_calls)
-            number_of = {
-                key: number
-                for call in calls
-                for number, key in enumerate(refresh_streams(streams, call).keys.tolist())
+            row_of = {
+                key: row for call in calls for row, key in enumerate(refresh_streams(streams, call).keys.tolist())
             }
 
             def first(texts: TokenIds, streams: Streams, on_step: OnStep) -> Draw:
@@ -156,14 +154,14 @@ class PromptedModel:
                 return self.draw(prompt, drawing, strengths, streams, num_steps=steps, on_step=on_step)
 
             def again(texts: TokenIds, registers: RegisterBank | None, streams: Streams, on_step: OnStep) -> Draw:
-                left = [number_of[key] for key in streams.keys.tolist()]  # finished samples have left the batch
+                rows = [row_of[key] for key in streams.keys.tolist()]  # finished samples have left the batch
                 return self.draw(
-                    prompt[left],
+                    prompt[rows],
                     drawing,
                     strengths,
                     streams,
                     num_steps=drawing.refresh_steps,
-                    answers=self.answer_canvases(texts, [places[number] for number in left]),
+                    answers=self.answer_canvases(texts, [batch_answers_at[row] for row in rows]),
                     replaced=registers,
                     on_step=on_step,
                 )
@@ -216,29 +214,30 @@ def generate_answers(
     Answers of similar lengths share a batch. An answer depends only on its seed, index and length, not on others.
     """
     decoding, drawing = pipe.settings.sampling(Method(method), decoding, drawing, knobs)
-    wanted = [(prompt, tokens) for prompt, numbers in enumerate(lengths) for tokens in numbers]
-    order = sorted(range(len(wanted)), key=lambda number: wanted[number][1])
-    canvases, wheres = [], []
-    for prompt, tokens in (wanted[number] for number in order):
-        canvas, where = _canvas(model, pairs[prompt], tokens, length=length, at_column=at_column[prompt])
+    requested = [(prompt, num_tokens) for prompt, its_lengths in enumerate(lengths) for num_tokens in its_lengths]
+    order = sorted(range(len(requested)), key=lambda number: requested[number][1])
+    canvases, answers_at = [], []
+    for prompt, num_tokens in (requested[number] for number in order):
+        canvas, where = _canvas(model, pairs[prompt], num_tokens, length=length, at_column=at_column[prompt])
         canvases.append(canvas)
-        wheres.append(where)
-    sample = model.sampler(prompts[[wanted[number][0] for number in order]], wheres, decoding, drawing, strengths)
+        answers_at.append(where)
+    sorted_prompts = prompts[[requested[number][0] for number in order]]
+    sample = model.sampler(sorted_prompts, answers_at, decoding, drawing, strengths)
     canvas = stacked(canvases).to(model.device)
     job = seed_job(sample, canvas, seed, len(order), decoding, drawing, numbers=order)
     made = pipe.runner.run(job, batch_size=batch_size, show_progress=show_progress)
-    rows = zip(order, made.tokens.tolist(), wheres, made.costs, strict=True)
+    rows = zip(order, made.tokens.tolist(), answers_at, made.costs, strict=True)
     answered = {number: Answered(ids, where, cost) for number, ids, where, cost in rows}
-    left = iter(range(len(order)))
-    return [[answered[next(left)] for _ in numbers] for numbers in lengths], made.seconds
+    numbers = iter(range(len(order)))
+    return [[answered[next(numbers)] for _ in its_lengths] for its_lengths in lengths], made.seconds
 
 
 def _canvas(
-    model: PromptedModel, pair: TokenizedPair, number_of_tokens: int, *, length: int, at_column: bool
+    model: PromptedModel, pair: TokenizedPair, num_tokens: int, *, length: int, at_column: bool
 ) -> tuple[Canvas, range]:
     special = model.tokenizer.special
     assert special.mask is not None
-    masked = pair._replace(answer=[special.mask] * number_of_tokens)
+    masked = pair._replace(answer=[special.mask] * num_tokens)
     ids, where = masked.text_canvas(special, length)
     allowed = None
     if at_column:

@@ -18,7 +18,7 @@ BLOCK_SIZE = 32  # LLaDA's choice for answers
 
 @config
 class BaseSettings:
-    """Default sampling settings of a base. Those of the class are LLaDA's."""
+    """Default sampling settings of a base. The defaults of these fields are LLaDA's."""
 
     length: Length = 128  # of an answer in tokens
     max_length: Length  # of prompt and answer together

@@ -35,7 +35,7 @@ class Given:
 
 
 NOTHING = Given()
-_CHARS_PER_TOKEN = 32  # more than any text has: what is surely too long is not tokenized
+_CHARS_PER_TOKEN = 32  # more than any text has; text beyond it surely does not fit, and is not tokenized
 
 
 def text_canvases(texts: Sequence[str], tokenizer: Tokenizer, *, length: int, cut: bool) -> TokenIds:
@@ -116,7 +116,7 @@ def layout(given: Given, tokenizer: Tokenizer, *, length: int) -> Layout:
     healed: dict[int, Sequence[int]] = {first - 1: prefix.fitting, last: suffix.fitting}
     if given.at_column:
         healed[first] = starts_text(tokenizer)
-    return Layout(before, num_free, after, rest, {place: ids for place, ids in healed.items() if ids})
+    return Layout(before, num_free, after, rest, {position: ids for position, ids in healed.items() if ids})
 
 
 def masked_canvas(given: Given, tokenizer: Tokenizer, *, length: int) -> Canvas:
@@ -166,16 +166,16 @@ def _at_the_borders(given: Given, tokenizer: Tokenizer) -> tuple[Healed, Healed]
 
 
 def tail_that_fits(text: str, tokenizer: Tokenizer, *, room: int) -> str:
-    """Return the last lines of a text that have at most `room` tokens; of a line that is too long, its end."""
+    """Return the last lines of a text that fit `room` tokens; if the last line does not fit, only its end."""
     text = text[-room * _CHARS_PER_TOKEN :]
     while text and len(tokenizer.encode(text)) > room:
-        _, found, rest = text.partition("\n")
-        text = rest if found and rest else text[max(1, len(text) // 8) :]
+        _, line_break, rest = text.partition("\n")
+        text = rest if line_break and rest else text[max(1, len(text) // 8) :]
     return text
 
 
 def head_that_fits(text: str, tokenizer: Tokenizer, *, room: int) -> str:
-    """Return the first lines of a text that have at most `room` tokens; of a line that is too long, its start."""
+    """Return the first lines of a text that fit `room` tokens; if the first line does not fit, only its start."""
     pieces = split_to_fit(text[: room * _CHARS_PER_TOKEN], tokenizer, length=room + 1) if room > 0 else []
     return pieces[0] if pieces else ""
 
@@ -193,7 +193,7 @@ def allowed_at(healed: Mapping[int, Sequence[int]], length: int, tokenizer: Toke
     row = torch.zeros(1, length, dtype=torch.int64)
     tokens = torch.zeros(1 + len(healed), len(tokenizer.token_bytes), dtype=torch.bool)
     tokens[0] = True
-    for number, (place, ids) in enumerate(healed.items(), start=1):
-        row[0, place] = number
+    for number, (position, ids) in enumerate(healed.items(), start=1):
+        row[0, position] = number
         tokens[number, list(ids)] = True
     return Allowed(row, tokens)

@@ -65,14 +65,14 @@ def complete(
 
     Args:
         pipe: the model.
-        prompt: the text before the answer. Of a long one, the model sees the end.
-        suffix: the text after the answer. Of a long one, the model sees the beginning.
+        prompt: the text before the answer. If it is too long, the model sees only its end.
+        suffix: the text after the answer. If it is too long, the model sees only its beginning.
         count: the number of answers.
         tokens: the length of an answer. By default, answers before a suffix have different lengths, evenly spaced
             on a logarithmic scale, and answers without a suffix end where the model ends them.
         at_column: whether the prompt ends with the indentation of the line where the answer starts.
-        length: of the canvas; by default the shortest that fits the texts, or the longest.
-        seed: of all random draws.
+        length: the length of the canvas; by default the shortest that fits the texts, or the longest.
+        seed: the seed of all random draws.
         bound_draws: demasker calls for the likelihood bound of one answer; 0 skips the ranking of a single answer.
         condition_scale: guidance of registers by the answer so far, for models trained on prompts (decision D57).
         prompt_scale: guidance of registers by the prompt, for the same models.
@@ -100,7 +100,7 @@ def complete_all(
     prompt_scale: float = 1.0,
     **options: Any,
 ) -> list[Answers]:
-    """Like `complete`, for many places: in large batches, on canvases of one length."""
+    """Like `complete`, for many places in files: in large batches, on canvases of one length."""
     if count < 1 or bound_draws < (count > 1):
         raise ValueError("at least one answer is generated, and several are ranked with at least one call")
     if not places or not all(place.prefix or place.suffix for place in places):
@@ -117,10 +117,10 @@ def complete_all(
         )
     else:
         made = _infilled(pipe, givens, count, tokens, length, seed, options)
-    orders = ranked(pipe, [one.answers for one in made], seed=seed, num_draws=bound_draws)
+    orders = ranked(pipe, [unranked.answers for unranked in made], seed=seed, num_draws=bound_draws)
     return [
-        Answers(answers, one.prompt, one.suffix, one.seconds, ranking)
-        for one, (answers, ranking) in zip(made, orders, strict=True)
+        Answers(answers, unranked.prompt, unranked.suffix, unranked.seconds, ranking)
+        for unranked, (answers, ranking) in zip(made, orders, strict=True)
     ]
 
 

@@ -52,7 +52,7 @@ def write_folder(
     *,
     card: Card = UNKNOWN,
     name: str | None = None,  # in the card; default: that of the folder
-    bits: Mapping[str, Bits | None] | None = None,  # by network; without a number its weights stay as they are
+    bits: Mapping[str, Bits | None] | None = None,  # by network; None: its weights are not rounded
 ) -> None:
     """Write a model folder with a card. It appears complete or not at all, and never replaces another."""
     if target.exists():
@@ -63,8 +63,8 @@ def write_folder(
         tokenizer.save(unfinished / TOKENIZER_FILE)
         if encoder_tokenizer is not None:
             encoder_tokenizer.save(unfinished / ENCODER_TOKENIZER_FILE)
-        for name, network in networks.items():
-            save_model(network, unfinished / name, bits=(bits or {}).get(name))  # type: ignore[arg-type]
+        for part, network in networks.items():
+            save_model(network, unfinished / part, bits=(bits or {}).get(part))  # type: ignore[arg-type]
         write_checksums(unfinished)
 
 
@@ -160,10 +160,10 @@ def check_prompted(
         return
     _check_condition(prompted, encoder)
     reads = (prompted.config.prompt_length, prompted.config.prompt_width)
-    asked = prompt_encoder or encoder
-    if reads != (asked.config.num_registers, asked.config.register_width):
+    prompt_encoder = prompt_encoder or encoder
+    if reads != (prompt_encoder.config.num_registers, prompt_encoder.config.register_width):
         raise ValueError(f"the prompted prior reads prompts of {reads} (registers, width), unlike its encoder")
-    if length_head.config.prompt_width != asked.config.register_width:
+    if length_head.config.prompt_width != prompt_encoder.config.register_width:
         raise ValueError(f"the length head reads registers of width {length_head.config.prompt_width}")
 
 

@@ -22,8 +22,9 @@ from crocodil.sampling.state import Canvas, Draw, Samples
 from crocodil.seeding import Streams
 from crocodil.shapes import RegisterBank, TokenIds
 
-FirstDraw: TypeAlias = Callable[[TokenIds, Streams, OnStep], Draw]  # given the canvases
-Redraw: TypeAlias = Callable[[TokenIds, RegisterBank | None, Streams, OnStep], Draw]  # and the registers replaced
+FirstDraw: TypeAlias = Callable[[TokenIds, Streams, OnStep], Draw]  # (canvases, streams, callback)
+# (canvases, registers to replace, streams, callback)
+Redraw: TypeAlias = Callable[[TokenIds, RegisterBank | None, Streams, OnStep], Draw]
 
 
 class Draws(NamedTuple):
@@ -51,7 +52,7 @@ def generation_job(
     if count < 1:
         raise ValueError(f"at least one text is generated, not {count}")
     if not isinstance(given, Given) and len(given) != count:
-        raise ValueError(f"{count} texts are generated, and {len(given)} are given")
+        raise ValueError(f"given has {len(given)} entries for {count} texts: give one for each, or one for all")
     canvas = model.canvas(model.settings.canvas(length), given)
     if method is Method.BASE:
         note = "no base of its own: the demasker with an empty prefix" if model.base is None else ""
@@ -102,7 +103,7 @@ def guided_sampler(
     engine: Engine,
     spent: Cost = NO_COST,
 ) -> SampleBatch:
-    """Return Algorithm 3, or Algorithm 2 if there is no refresh. `spent` is the cost of each batch before it."""
+    """Return Algorithm 3, or Algorithm 2 if there is no refresh. `spent` is what each batch has cost before."""
     demask = Guided(demasker, drawing.num_registers)
 
     def sample(numbers: range, canvas: Canvas, streams: Streams, watch: Watch) -> Samples:

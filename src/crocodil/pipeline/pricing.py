@@ -46,5 +46,5 @@ class Pricing:
 
 
 def mean_price(price: Callable[[Cost], float], costs: Sequence[Cost]) -> float:
-    """Average over samples. Most of them cost the same, and counting parameters takes time."""
+    """Return the mean price of samples. Equal costs are priced once, since counting parameters takes time."""
     return sum(times * price(cost) for cost, times in Counter(costs).items()) / len(costs)

@@ -1,7 +1,7 @@
 """Rank answers to a prompt by the model's own likelihood bound, at low cost (decisions D56, D59).
 
-The bound is a mean over random maskings. All answers use the same maskings, even if the suffix stands at other
-positions. So differences between answers have little noise, and few maskings are enough. Canvases are cut after
+The bound is a mean over random maskings. All answers use the same maskings, even if the suffix starts at another
+position. So differences between answers have little noise, and few maskings are enough. Canvases are cut after
 the longest text.
 """
 
@@ -54,13 +54,13 @@ class Scored(NamedTuple):
     @classmethod
     def until_eos(cls, start: int, ids: Sequence[int], eos: int) -> "Scored":
         """Return the positions of an answer without a suffix, which ends at the first EOS."""
-        end = next((place for place in range(start, len(ids)) if ids[place] == eos), len(ids))
+        end = next((position for position in range(start, len(ids)) if ids[position] == eos), len(ids))
         return cls(start, end, end)
 
 
 def needed_length(scored: Sequence[Scored], length: int) -> int:
     """Return the length of a canvas that holds the longest text and, if texts end, one EOS."""
-    return min(length, max(one.end + one.ends for one in scored))
+    return min(length, max(text.end + text.ends for text in scored))
 
 
 @torch.no_grad()
@@ -82,8 +82,10 @@ def bound(
     filling = torch.where(ends.bool(), pipe.tokenizer.special.eos, pipe.mask_id)
     is_text = position < end
     seen, given = torch.where(is_text, tokens[:, :length], filling), (position < start) | ~(is_text | ends.bool())
-    in_answer = (position < suffix) * (position - start)
-    after_it = (position >= suffix) * (length * (1 + ~is_text) + position - torch.where(is_text, suffix, end))
+    place_in_answer = (position < suffix) * (position - start)
+    place_after_it = (position >= suffix) * (
+        length * (1 + ~is_text) + position - torch.where(is_text, suffix, end)
+    )
 
     def demask(noisy_tokens: TokenIds, hidden: Positions) -> RowLogits:
         if pipe.base is not None:
@@ -98,7 +100,7 @@ def bound(
         streams=Streams.of("bound", seed, samples=[0] * len(tokens), device=tokens.device),
         given=given,
         num_draws=num_draws,
-        places=(in_answer + after_it).clamp(min=0),  # those before the answer are given
+        places=(place_in_answer + place_after_it).clamp(min=0),  # tokens before the answer are never hidden
         batch_size=pipe.affordable_batch(length),
     )
 
@@ -121,23 +123,27 @@ def ranked(
     Prompts whose canvases have the same length share batches, so the order does not depend on other prompts.
     """
     if not num_draws:
-        return [([Answer(one.text, math.nan, one.cost) for one in made], Ranking()) for made in prompts]
+        return [
+            ([Answer(answer.text, math.nan, answer.cost) for answer in answers], Ranking()) for answers in prompts
+        ]
     by_length: dict[int, list[int]] = {}
-    for number, made in enumerate(prompts):
-        length = needed_length([one.scored for one in made], len(made[0].tokens))
+    for number, answers in enumerate(prompts):
+        length = needed_length([answer.scored for answer in answers], len(answers[0].tokens))
         by_length.setdefault(length, []).append(number)
     started_at = time.perf_counter()
     nats: dict[int, list[float]] = {}
     for numbers in by_length.values():
-        batch = [one for number in numbers for one in prompts[number]]
-        canvases = torch.tensor([one.tokens for one in batch], device=pipe.device)
-        found = iter(bound(pipe, canvases, [one.scored for one in batch], seed=seed, num_draws=num_draws).tolist())
-        nats |= {number: [next(found) for _ in prompts[number]] for number in numbers}
+        batch = [answer for number in numbers for answer in prompts[number]]
+        canvases = torch.tensor([answer.tokens for answer in batch], device=pipe.device)
+        scored = [answer.scored for answer in batch]
+        bounds = iter(bound(pipe, canvases, scored, seed=seed, num_draws=num_draws).tolist())
+        nats |= {number: [next(bounds) for _ in prompts[number]] for number in numbers}
     seconds, spent = (time.perf_counter() - started_at) / len(prompts), Cost(demasker_calls=num_draws)
     orders: dict[int, tuple[list[Answer], Ranking]] = {}
     for length, numbers in by_length.items():
         for number in numbers:
             rows = zip(prompts[number], nats[number], strict=True)
-            answers = [Answer(one.text, bits, one.cost + spent) for one, bits in rows]
-            orders[number] = sorted(answers, key=lambda one: one.nats), Ranking(num_draws, length, seconds)
+            ranked_answers = [Answer(answer.text, its_nats, answer.cost + spent) for answer, its_nats in rows]
+            ranked_answers.sort(key=lambda answer: answer.nats)
+            orders[number] = ranked_answers, Ranking(num_draws, length, seconds)
     return [orders[number] for number in range(len(prompts))]

@@ -50,7 +50,7 @@ class Generation:
     nfe: float  # per sample, in the paper's unit
     flop_nfe: float  # per sample, in calls of the base over the text alone
     seconds: float
-    note: str = ""  # what the caller may not expect
+    note: str = ""  # something to tell the user, such as that the model has no base
 
     def __str__(self) -> str:
         return f"\n{SEPARATOR}\n".join(self.texts)

@@ -1,7 +1,7 @@
 """One model, many requests: they take turns, in the order in which they came.
 
-A job tells its events through a function of its own, so two browsers never see each other's texts. Waiting jobs
-are told how many are before them. A cancelled job leaves the queue; if it is running, it stops at its next event.
+Each job sends its events through its own function, so two browsers never see each other's texts. Waiting jobs
+are told how many jobs are ahead. A cancelled job leaves the queue; if it is running, it stops at its next event.
 """
 
 import threading
@@ -12,7 +12,7 @@ from crocodil.play.requests import FieldError, Request
 from crocodil.play.views import Emit, Event
 
 MAX_WAITING = 1000
-TOLD_EACH = 10  # the first jobs of the queue are told every change, the others every tenth
+TOLD_EACH = 10  # the first ten jobs of the queue are told of every change, the others of every tenth
 
 Answer = Callable[[Request, Emit], None]
 
@@ -22,7 +22,7 @@ class Cancelled(Exception):  # noqa: N818  (no error)
 
 
 class Job:
-    """A request on its way. `send` is called from the thread of the queue."""
+    """A request on its way. `send` is called from the thread of the queue and from others."""
 
     def __init__(self, request: Request, send: Emit) -> None:
         self.request, self.send, self.is_cancelled = request, send, threading.Event()

@@ -45,7 +45,7 @@ class FieldError(ValueError):
 
 @config
 class Generate:
-    """Texts of all methods from one seed; with a prefix or a suffix, they complete these."""
+    """Texts of several methods from one seed; a prefix or a suffix is completed."""
 
     seed: Seed = 1
     length: Length = 128
@@ -88,7 +88,7 @@ class Steer:
     redrawn: tuple[int, ...] = ()  # registers to take from a second draw
     redraw_seed: Seed = 2
     noised: tuple[int, ...] = ()  # registers with noise on them
-    noise: Weight = 0.0  # its standard deviation; registers have 1
+    noise: Weight = 0.0  # standard deviation of the noise; that of registers is 1
     noise_seed: Seed = 0
 
 

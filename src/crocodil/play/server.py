@@ -85,7 +85,7 @@ class _Server:
         events: asyncio.Queue[Event] = asyncio.Queue()
         loop = asyncio.get_running_loop()
 
-        def send(event: Event) -> None:  # from the thread of the queue
+        def send(event: Event) -> None:  # called from any thread
             loop.call_soon_threadsafe(events.put_nowait, event)
 
         try:

@@ -32,7 +32,7 @@ def about(pipe: Crocodil, name: str) -> dict[str, Any]:
 
 
 def _fitting_defaults(pipe: Crocodil) -> dict[str, dict[str, Any]]:
-    """Return the default requests, made smaller where the model is."""
+    """Return the default requests, limited to what the model can do."""
     limits = {"length": pipe.settings.lengths[-1], "registers": pipe.demasker.config.num_registers}
     requests = defaults()
     for values in requests.values():

@@ -88,7 +88,7 @@ class Lane:
         spent: Cost = NO_COST,
         since: float | None = None,
     ) -> None:
-        """`spent` is the cost of what was done for the text before it is decoded, from the time `since` on."""
+        """`spent` is what the text has cost before it is decoded, and `since` is when this work began."""
         self.pipe, self.name, self.label, self.num_registers, self.spent = pipe, name, label, num_registers, spent
         self._emit, self.denoiser_calls, self.calls_made = emit, 0, 0
         self.started_at = time.perf_counter() if since is None else since

@@ -35,12 +35,12 @@ def fitting_muon_rate(directory: StrPath) -> float:
 
 
 def begin_as_causal(run: Run, start: CausalStart) -> Run:
-    """Return a run whose base begins as a causal model; shapes that depend on it and learning rates follow."""
+    """Return a run whose base begins as a causal model, with shapes and learning rates that fit it."""
     return _with_base(run, start, read_causal_config(start.directory, layers=start.layers, shifted=start.shifted))
 
 
 def continue_from_causal(run: Run, workspace: Workspace) -> Run:
-    """Return the run of a later stage: if the base of the workspace began as a causal model, with its shapes."""
+    """Return the run of a later stage, with the shapes of the workspace's base if it began as a causal model."""
     start = read_causal_start(workspace.source)
     return run if start is None else _with_base(run, start, _base_of(workspace))
 

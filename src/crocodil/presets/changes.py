@@ -43,7 +43,7 @@ def _check_field(config: Any, name: str, part: str) -> None:
 
 
 def _listed(part: str, known: list[str]) -> str:
-    """Return the names of fields as a list; of many, those that are most like the one asked for."""
+    """List the names of fields; if there are too many, only those most similar to `part`."""
     listed = ", ".join(known) or "no fields"
     if len(listed) <= _LONGEST_LIST:
         return listed

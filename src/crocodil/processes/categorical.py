@@ -71,14 +71,15 @@ def propose_tokens(
         raise ValueError("temperature > 0 draws tokens: pass streams")
     size = max(1, LOGITS_PER_CHUNK // row_logits.shape[1])
     keys = streams.keys.split(size) if temperature and streams is not None else repeat(None)
-    ends = repeat(None) if no_eos is None else no_eos.split(size)
-    rows = repeat(None) if allowed_row is None else allowed_row.split(size)
-    olds = repeat(None) if current is None else current.split(size)
-    parts = [
-        _propose(_possible(logits, mask_id, eos_id, without, row, allowed_tokens), temperature, top_p, some, old)
-        for logits, some, without, row, old in zip(row_logits.split(size), keys, ends, rows, olds, strict=False)
+    no_eos_chunks = repeat(None) if no_eos is None else no_eos.split(size)
+    allowed_chunks = repeat(None) if allowed_row is None else allowed_row.split(size)
+    current_chunks = repeat(None) if current is None else current.split(size)
+    chunks = zip(row_logits.split(size), keys, no_eos_chunks, allowed_chunks, current_chunks, strict=False)
+    proposals = [
+        _propose(_possible(logits, mask_id, eos_id, bans_eos, row, allowed_tokens), temperature, top_p, key, token)
+        for logits, key, bans_eos, row, token in chunks
     ]
-    return Proposal(*(torch.cat(found) for found in zip(*parts, strict=True)))
+    return Proposal(*(torch.cat(parts) for parts in zip(*proposals, strict=True)))
 
 
 def _possible(
@@ -112,11 +113,12 @@ def _propose(
         tokens = logits.argmax(dim=1)
     else:
         tokens = draw_tokens(logits, temperature=temperature, top_p=top_p, streams=Streams(keys))
-    found = logits.gather(1, tokens[:, None])[:, 0]
+    logit = logits.gather(1, tokens[:, None])[:, 0]
     if current is not None:
-        old = logits.gather(1, current[:, None])[:, 0]  # -inf for the mask token
-        tokens, found = current.where(old >= found, tokens), torch.maximum(old, found)
-    return Proposal(tokens, found - logits.logsumexp(dim=1))
+        current_logit = logits.gather(1, current[:, None])[:, 0]  # -inf for the mask token
+        tokens = current.where(current_logit >= logit, tokens)
+        logit = torch.maximum(current_logit, logit)
+    return Proposal(tokens, logit - logits.logsumexp(dim=1))
 
 
 def draw_tokens(row_logits: RowLogits, *, temperature: float, top_p: float = 1.0, streams: Streams) -> RowTokens:
@@ -134,26 +136,26 @@ def draw_tokens(row_logits: RowLogits, *, temperature: float, top_p: float = 1.0
     weights = (scaled - scaled.amax(dim=1, keepdim=True)).exp()
     if top_p < 1:
         weights = weights.where(nucleus(scaled, top_p), 0)
-    stretches = F.pad(weights, (0, -weights.shape[1] % CHUNK)).unflatten(1, (-1, CHUNK))
-    place = streams.uniform(dtype=torch.float64)
-    stretch, within = _invert(stretches.sum(dim=2, dtype=torch.float64), place)
-    chosen = stretches[torch.arange(len(stretches), device=stretch.device), stretch].double()
-    token = stretch * CHUNK + _invert(chosen, within)[0]
+    chunks = F.pad(weights, (0, -weights.shape[1] % CHUNK)).unflatten(1, (-1, CHUNK))
+    uniform = streams.uniform(dtype=torch.float64)
+    chunk, within = _invert(chunks.sum(dim=2, dtype=torch.float64), uniform)
+    chosen = chunks[torch.arange(len(chunks), device=chunk.device), chunk].double()
+    token = chunk * CHUNK + _invert(chosen, within)[0]
     return token.clamp(max=row_logits.shape[1] - 1)  # outside only where logits are not finite
 
 
 def _invert(
-    weights: Float[Tensor, "R C"], place: Float[Tensor, "R"]
+    weights: Float[Tensor, "R C"], uniform: Float[Tensor, "R"]
 ) -> tuple[Int[Tensor, "R"], Float[Tensor, "R"]]:
     """Invert the CDF at `uniform` in [0, 1): return the column, and the position in [0, 1) within that column."""
-    until = weights.cumsum(dim=1)
-    goal = (place * until[:, -1])[:, None]
+    cumulative = weights.cumsum(dim=1)
+    goal = (uniform * cumulative[:, -1])[:, None]
     # Rounding may put the goal at the very end, where the next column with any weight would be out of range.
-    goal = torch.minimum(goal, until[:, -1:].nextafter(torch.zeros_like(goal)))
+    goal = torch.minimum(goal, cumulative[:, -1:].nextafter(torch.zeros_like(goal)))
     # Stay in range for weights that are not finite too: a GPU kernel cannot raise, the caller checks later.
-    found = (until <= goal).sum(dim=1, keepdim=True).clamp(max=weights.shape[1] - 1)
-    own = weights.gather(1, found)
-    return found[:, 0], (1 - (until.gather(1, found) - goal) / own)[:, 0].clamp(0, 1)
+    column = (cumulative <= goal).sum(dim=1, keepdim=True).clamp(max=weights.shape[1] - 1)
+    within = 1 - (cumulative.gather(1, column) - goal) / weights.gather(1, column)
+    return column[:, 0], within[:, 0].clamp(0, 1)
 
 
 def nucleus(row_logits: RowLogits, top_p: float) -> Bool[Tensor, "R V"]:

@@ -28,7 +28,7 @@ class Denoised(NamedTuple):
 
 
 Denoise: TypeAlias = Callable[[RegisterBank, RegisterTime], RegisterBank]  # g_psi(z_s, s) -> z_0
-# The same with the time that the step goes to, the last prediction and any further inputs, as DDIM calls it.
+# As DDIM calls it: with the registers, their time, the next time, the last prediction and any further inputs.
 DenoiseAgain: TypeAlias = Callable[..., Denoised]
 OnStep: TypeAlias = Callable[[int, int], None]  # how many steps are done, and how many there are
 Offsets: TypeAlias = Float[Tensor, "K"]
@@ -85,7 +85,7 @@ def effective_time(base_time: PerSample, offsets: Offsets, *, shift: float = 1.0
 def shifted_time(time: RegisterTime, *, shift: float) -> RegisterTime:
     """Return a t / (1 + (a - 1) t): a shift a above 1 makes more times noisy, a shift below 1 fewer.
 
-    This is the timestep shift of Esser et al. (2024, arXiv:2403.03206) for larger images. 0 and 1 do not change.
+    This is the timestep shift of Esser et al. (2024, arXiv:2403.03206) for larger images. Times 0 and 1 stay.
     """
     if not shift > 0:
         raise ValueError(f"time_shift must be positive (1: no shift), not {shift}")
@@ -112,7 +112,7 @@ def base_time_at(share: float, *, end: float) -> float:
 def ddim_times(num_steps: int, offsets: Offsets, *, start: float = 1.0, end: float | None = None) -> list[float]:
     """Return the base times of `num_steps` even steps, from pure noise until all blocks are clean.
 
-    `start` and `end` are other base times to start and end at.
+    `start` and `end` replace the first and the last of these base times.
     """
     if num_steps < 1:
         raise ValueError(f"DDIM needs at least one step, not {num_steps}")

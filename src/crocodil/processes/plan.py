@@ -26,7 +26,7 @@ def rule_name(name: str) -> str:
     return name
 
 
-TOKENS_PER_CALL = 16  # the default number of calls
+TOKENS_PER_CALL = 16  # by default, there is one call per this many tokens
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ def perturb(registers: RegisterBank, *, std: float | Float[Tensor, "#B #K #D"], 
 
 
 def replace_by_noise(registers: RegisterBank, *, rate: float, streams: Streams) -> RegisterBank:
-    """Replace the registers of this share of the samples by noise of the same norm (D41)."""
+    """Replace all registers of a sample by noise of the same norm, with probability `rate` (decision D41)."""
     chosen = streams.at("chosen").uniform() < rate
     noise = normalise(streams.at("noise").normal(*registers.shape[1:])).to(registers.dtype)
     return torch.where(chosen[:, None, None], noise, registers)
@@ -46,7 +46,8 @@ def replace_by_noise(registers: RegisterBank, *, rate: float, streams: Streams) 
 def block_ends(num_registers: int) -> list[int]:
     """Return where the blocks end: after 1, 2, 4, 8, ..., K registers (App. E, decision D3).
 
-    Block sizes are 1, 1, 2, 4, 8 ..., so blocks end at powers of two. If K is not one, the last block is shorter.
+    Block sizes are 1, 1, 2, 4, 8 ..., so blocks end at powers of two. If K is not such
+    a power, the last block is shorter.
     """
     powers = [1 << i for i in range(num_registers.bit_length()) if 1 << i < num_registers]
     return [*powers, num_registers]
@@ -89,5 +90,5 @@ def within_prefix(prefix_length: PrefixLength, num_registers: int) -> Bool[Tenso
 
 
 def interpolate(first: RegisterBank, second: RegisterBank, *, mix_weight: float) -> RegisterBank:
-    """Return (1 - a) z^(a) + a z^(b), normalised again (App. D); `mix_weight` is the weight a."""
+    """Return (1 - w) z^(a) + w z^(b), normalised again (App. D); w is `mix_weight`."""
     return normalise((1 - mix_weight) * first + mix_weight * second)

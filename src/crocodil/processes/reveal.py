@@ -25,7 +25,7 @@ class RevealStep(NamedTuple):
     calls_per_block: int
     streams: Streams
     after_end: Positions | None = None  # hidden positions that only the last call has to fill
-    apart: int = 0  # no two tokens within this distance are chosen together, where enough others are left
+    apart: int = 0  # no call reveals two tokens within this distance, unless too few others are left
 
     def quota(self) -> Int[Tensor, "B"]:
         """Return how many tokens each sample reveals in this call: an even split, larger parts first.
@@ -35,7 +35,7 @@ class RevealStep(NamedTuple):
         return -(-self.num_due() // self.calls_left)
 
     def num_due(self) -> Int[Tensor, "B"]:
-        """Return how many hidden positions the calls that are left share."""
+        """Return how many hidden positions the remaining calls, this one included, have to fill evenly."""
         if self.after_end is None:
             return self.hidden.sum(dim=1)
         return (self.hidden & ~(self.after_end & (self.calls_left != 1))).sum(dim=1)
@@ -45,7 +45,7 @@ class RevealStep(NamedTuple):
         return highest(self.ranked(score), among=self.hidden, count=count)
 
     def ranked(self, score: Float[Tensor, "B N"]) -> Float[Tensor, "B N"]:
-        """Return the scores; a hidden position with a better one within `apart` ranks below all others."""
+        """Return the scores, lowered for each hidden position with a better one within the distance `apart`."""
         return far_apart(score, among=self.hidden, distance=self.apart) if self.apart else score
 
 
@@ -115,7 +115,8 @@ class NoisyConfidence:
 class AboveThreshold:
     """Keep every proposal with a probability above `threshold`, and at least the quota of the plan.
 
-    Use it with a plan of one call per token; this is then the worst case (Fast-dLLM, arXiv:2505.22618).
+    Use it with a plan of one call per token: a sample that is complete earlier skips the remaining calls
+    (Fast-dLLM, arXiv:2505.22618).
     """
 
     threshold: float = 0.9
@@ -200,7 +201,7 @@ RULES: dict[str, RevealRule] = {  # `crocodil.processes.plan` has the names alon
 
 
 def highest(score: Float[Tensor, "B N"], *, among: Positions, count: Int[Tensor, "B"]) -> Bool[Tensor, "B N"]:
-    """Return the `count` positions with the highest scores in each row, `among` these; ties go to the left."""
+    """Return the `count` positions of each row with the highest scores in `among`; ties go to the left."""
     order = score.masked_fill(~among, -torch.inf).argsort(dim=1, descending=True, stable=True)
     rank = torch.arange(score.shape[1], device=score.device).expand_as(order)
     is_high = torch.zeros_like(among).scatter(1, order, rank < count[:, None])
@@ -208,10 +209,10 @@ def highest(score: Float[Tensor, "B N"], *, among: Positions, count: Int[Tensor,
 
 
 def far_apart(score: Float[Tensor, "B N"], *, among: Positions, distance: int) -> Float[Tensor, "B N"]:
-    """Lower the score of positions that have a better position within `distance`, below all others (D47).
+    """Return scores in which every position with a better one within `distance` ranks behind the others (D47).
 
-    Only positions `among` these count. Neighbours depend on each other most, and tokens that are revealed in one
-    call do not see each other.
+    Only positions in `among` are compared. Neighbours depend on each other most, and tokens that are revealed in
+    one call do not see each other.
     """
     score = score.double()
     rival = score.masked_fill(~among, -torch.inf)
@@ -231,7 +232,7 @@ def _noisy(step: RevealStep, noise: float | Tensor) -> Float[Tensor, "B N"]:
 
 # ---------------------------------------------------------------- corrector calls
 
-CORRECTED_PART = 10  # one in so many tokens of a text is masked again
+CORRECTED_PART = 10  # a corrector call predicts one in ten tokens of a text again
 
 
 def mask_again(

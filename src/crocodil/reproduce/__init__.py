@@ -1,1 +1,1 @@
-"""The paper's tables and figures, anew: rows first, ink second."""
+"""Reproduce the paper's tables and figures: experiments compute rows of numbers, and the report shows them."""

@@ -56,7 +56,7 @@ def evaluate_texts(texts: Sequence[str], corpus: Corpus, evaluator: Evaluator, *
     """Evaluate texts against as many real programs of a split; both are cut to the same length in tokens."""
     count = len(texts)
     real = HeldOut(corpus, evaluator.tokenizer, length).texts(split, 2 * count)
-    cut, real = (cut_to_length(some, evaluator.tokenizer, length=length) for some in (texts, real))
+    cut, real = (cut_to_length(whole, evaluator.tokenizer, length=length) for whole in (texts, real))
     reference = evaluator.reference(real[:count])
     return {
         **evaluator.evaluate(cut, reference),

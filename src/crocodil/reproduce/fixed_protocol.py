@@ -60,7 +60,7 @@ class Targets:
     mauve_of_real: Positive  # both MAUVEs: at least, relative to real programs against real programs
     gen_ppl_of_real: Positive  # at most, relative to that of real programs
     speedup: Mapping[str, Positive]  # by length: by FLOPs, over the base at its best number of calls, at least
-    lengths_within_above: int  # of these, ConWithinDisc is above ConThenDisc at equal cost
+    lengths_within_above: int  # at how many lengths ConWithinDisc is above ConThenDisc at equal cost, at least
     bits_per_byte: Positive  # the bound of the base, at most
     cer: Share  # of copies through all registers in one block, at most
 

@@ -40,8 +40,8 @@ class HeldOut:
     @cached_property
     def has_other_tokens(self) -> bool:
         """Whether an id of the corpus means another token, or none, in the model's tokenizer."""
-        own = Tokenizer.load(self.corpus.directory / TOKENIZER_FILE)
-        return not own.ids.items() <= self.tokenizer.ids.items()
+        corpus_tokenizer = Tokenizer.load(self.corpus.directory / TOKENIZER_FILE)
+        return not corpus_tokenizer.ids.items() <= self.tokenizer.ids.items()
 
 
 def _first(num_programs: int, count: int) -> list[int]:
@@ -50,10 +50,10 @@ def _first(num_programs: int, count: int) -> list[int]:
 
 def tokenized_again(corpus: Corpus, split: str, tokenizer: Tokenizer, length: int) -> list[str]:
     """Return the programs that `crocodil.corpus.shards.Programs` would hold with this tokenizer."""
-    own = Tokenizer.load(corpus.directory / TOKENIZER_FILE)
+    corpus_tokenizer = Tokenizer.load(corpus.directory / TOKENIZER_FILE)
     texts: list[str] = []
     for shard in corpus.shards(split):
-        documents = list(_documents(shard, own))
+        documents = list(_documents(shard, corpus_tokenizer))
         sizes = map(len, tokenizer.encode_all([text for text, _ in documents]))
         for (text, parts), size in zip(documents, sizes, strict=True):
             texts += parts if parts and size > length - 2 else [text]

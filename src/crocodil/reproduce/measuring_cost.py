@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import starmap
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,8 +28,8 @@ class Rates(NamedTuple):
 
     decoding: float = 150e12  # operations per second of demasker calls: 133 to 195 in results/first/seconds.jsonl
     judging: float = 150e12  # operations per second of the judge, which reads each text twice: assumed
-    denoiser_seconds: float = 2.1e-3  # of a denoiser call of a batch, whatever its size: the same rows
-    row_seconds: float = 1.3  # of clustering and all else: the sweeps of the first model, less their decoding
+    denoiser_seconds: float = 2.1e-3  # per denoiser call on a batch of any size: from the same rows
+    row_seconds: float = 1.3  # per row, for clustering and all else: the first model's sweeps without decoding
 
 
 class Cost(NamedTuple):
@@ -72,12 +73,12 @@ class Estimator:
         """Return the cost of each experiment of `ESTIMATED`, in the order in which they run."""
         protocol = protocol.at(self.length)
         costs: dict[str, Callable[[Protocol], Cost]] = {
-            "reference": lambda some: self._judged(1, 2 * some.num_samples),
-            "anchor": lambda some: self._judged(1, some.num_samples),
+            "reference": lambda protocol: self._judged(1, 2 * protocol.num_samples),
+            "anchor": lambda protocol: self._judged(1, protocol.num_samples),
             "likelihood": self._likelihood,
             "autoencoder": self._autoencoder,
-            "sweep": lambda some: total([self.row(*one) for one in rows_on_valid(some, self.length)]),
-            "generation": lambda some: total([self.row(*one) for one in rows_on_test(some, self.length)]),
+            "sweep": lambda protocol: total([*starmap(self.row, rows_on_valid(protocol, self.length))]),
+            "generation": lambda protocol: total([*starmap(self.row, rows_on_test(protocol, self.length))]),
             "seconds": self._seconds,
         }
         return {name: costs[name](protocol) for name in ESTIMATED}
@@ -117,8 +118,8 @@ class Estimator:
 
     def _likelihood(self, protocol: Protocol) -> Cost:
         samples = 2 * protocol.num_bound  # of two splits
-        one = demasker_flops(self.shapes.demasker.backbone, positions=self.length, rows=self.length / 2)
-        flops = samples * protocol.num_maskings * one
+        per_call = demasker_flops(self.shapes.demasker.backbone, positions=self.length, rows=self.length / 2)
+        flops = samples * protocol.num_maskings * per_call
         return Cost(2, samples, flops, flops / self.rates.decoding)
 
     def _autoencoder(self, protocol: Protocol) -> Cost:
@@ -129,7 +130,7 @@ class Estimator:
         """Each point is generated twice and not judged; recording a new shape takes about a second."""
         points = [point for point in rows_on_test(protocol, self.length) if point[0] != ORACLE]
         count = protocol.num_clocked
-        parts = [self._generated(method, calls, given, 2 * count) for method, calls, given, _ in points]
+        parts = [self._generated(method, calls, candidate, 2 * count) for method, calls, candidate, _ in points]
         flops, seconds = (sum(values) for values in zip(*parts, strict=True))
         return Cost(len(points), len(points) * 2 * count, flops, seconds + len(points) * self.rates.row_seconds)
 

@@ -153,8 +153,8 @@ def _with_base(results: Results) -> Iterator[tuple[list[Row], Row]]:
 
 def _guided(by_method: Mapping[str, object]) -> list[str]:
     """Return the guided methods; those of compared models come last."""
-    own = [str(method) for method in GUIDED if method in by_method]
-    return [*own, *(name for name in by_method if name not in (*own, str(Method.BASE)))]
+    of_model = [str(method) for method in GUIDED if method in by_method]
+    return [*of_model, *(name for name in by_method if name not in (*of_model, str(Method.BASE)))]
 
 
 def _unit_heads(results: Results) -> list[str]:
@@ -185,7 +185,7 @@ POOLED = "MAUVE, pooled"
 
 
 def quality(results: Results, folder: Path) -> list[Block]:
-    """Return the base at few, at its best and at most calls, guided methods at few, and real programs."""
+    """Return the base at few, its best and its most calls, guided methods at few calls, and real programs."""
     body = []
     for rows, real in _lengths(results):
         usual = max(1, real["length"] // TOKENS_PER_CALL)
@@ -273,10 +273,10 @@ def _copied(results: Results) -> Iterator[Line]:
     rows = results.get("memorisation", ())
     for row in rows:
         where = f"{row['length']} tokens: " if len(rows) > 1 else ""
-        runs = {name: f"{of['mean']:.1f}, {of['max']}" for name, of in row["runs"].items()}
+        runs = {name: f"{length['mean']:.1f}, {length['max']}" for name, length in row["runs"].items()}
         what = "longest token sequence shared with a training program (below 16 counts as 0): mean, longest"
-        own = ", ".join(f"{display_name(method)} {runs[method]}" for method in GUIDED if method in runs)
-        yield [where + what, own, _of_real(runs["real"])]
+        by_method = ", ".join(f"{display_name(method)} {runs[method]}" for method in GUIDED if method in runs)
+        yield [where + what, by_method, _of_real(runs["real"])]
 
 
 def _continued(folder: Path) -> Iterator[Line]:
@@ -298,12 +298,12 @@ def _cpu_seconds(results: Results) -> Iterator[Line]:
     rows = results.get("cpu-seconds", ())
     for length in distinct(rows, "length"):
         at = {row["method"]: row for row in select(rows, length=length)}
-        own = ", ".join(
+        seconds = ", ".join(
             f"{display_name(method)} {at[method]['cpu_seconds']:.1f}" for method in GUIDED if method in at
         )
-        one = next(iter(at.values()))
-        what = f"seconds per program, {length} tokens, {one['calls']} calls, {one['threads']} threads"
-        yield [f"{what} of {one['machine']}", own, ""]
+        row = next(iter(at.values()))
+        what = f"seconds per program, {length} tokens, {row['calls']} calls, {row['threads']} threads"
+        yield [f"{what} of {row['machine']}", seconds, ""]
 
 
 def _of_real(cell: str) -> str:

@@ -33,12 +33,12 @@ class Protocol:
     num_swept: Count = 256  # samples per candidate of the sweep: our choice; MAUVE of 128 is too noisy
     # Fields of `Decoding` and the values that every method is swept over, the base included.
     swept: Grid = field(default_factory=lambda: {"temperature": (0.0, 0.5, 0.75, 1.0), "rule": SWEPT_RULES})
-    # What the base alone is swept over, and what guided methods are, who may also have fields of `Drawing`. Each
-    # grid is combined with `swept`, or replaces values of it. Both kinds of methods have as many candidates.
+    # Further grids for the base, and for guided methods, which may also sweep fields of `Drawing`. Each grid is
+    # combined with `swept`, or replaces values of it. All methods must have equally many candidates.
     base_sweep: tuple[Grid, ...] = ()
     guided_sweep: tuple[Grid, ...] = ()
-    # Models that are measured beside this one (`--compare`), by name, and what each is swept over. A model without
-    # grids is swept as guided methods are. Its methods are measured at these numbers of calls only.
+    # Grids of the models that are measured beside this one (`--compare`), by name. A model without grids is swept
+    # like the guided methods. Its methods are measured at `compared_calls` only.
     compared: Mapping[str, tuple[Grid, ...]] = field(default_factory=dict)
     compared_calls: tuple[Length, ...] = (16,)
     min_calls: Length = 8  # of generation; multiplied by `call_factor` up to one call per token
@@ -153,15 +153,15 @@ def _checked(candidates: list[dict[str, Any]], kind: str) -> int:
     """Return the number of candidates. Each must be different, possible, and name the same fields."""
     is_base = kind == "the base"
     configs = (Decoding,) if is_base else (Decoding, Drawing)
-    known = {entry.name for one in configs for entry in fields(one) if "help" in entry.metadata} - {*NOT_SWEPT}
-    known -= {"guidance"} if is_base else set()  # by registers
+    knobs = {entry.name for config in configs for entry in fields(config) if "help" in entry.metadata}
+    known = knobs - {*NOT_SWEPT} - ({"guidance"} if is_base else set())  # guidance is by registers
     for candidate in candidates:
         if unknown := sorted(set(candidate) - known):
             raise ValueError(f"{unknown[0]} cannot be swept for {kind}: take one of {', '.join(sorted(known))}")
         if set(candidate) != set(candidates[0]):
             raise ValueError(f"the grids of {kind} have different fields: name all fields in each")
         with_knobs(Decoding(), Drawing(), candidate)
-    if any(candidate in candidates[:place] for place, candidate in enumerate(candidates)):
+    if any(candidate in candidates[:index] for index, candidate in enumerate(candidates)):
         raise ValueError(f"two candidates of {kind} are the same")
     return len(candidates)
 

@@ -103,13 +103,14 @@ def write_conditions(directory: Path, conditions: Sequence[Row]) -> None:
     """
     directory.mkdir(parents=True, exist_ok=True)
     new = _as_json(list(conditions))
-    lengths = [one.get(LENGTH) for one in new]
+    lengths = [of_model.get(LENGTH) for of_model in new]
     known = (
         [store.conditions for store in read_stores(directory)] if (directory / CONDITIONS_FILE).exists() else []
     )
-    kept = [one for one in known if one.get(LENGTH) not in lengths and _common(one) == _common(new[0])]
+    kept = [old for old in known if old.get(LENGTH) not in lengths and _common(old) == _common(new[0])]
+    by_length = sorted([*kept, *new], key=lambda of_model: of_model[LENGTH])
     with whole_file(directory / CONDITIONS_FILE) as unfinished:
-        unfinished.write_text(json.dumps(sorted([*kept, *new], key=lambda one: one[LENGTH]), indent=2) + "\n")
+        unfinished.write_text(json.dumps(by_length, indent=2) + "\n")
 
 
 def _common(conditions: Row) -> Row:

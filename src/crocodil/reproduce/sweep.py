@@ -1,10 +1,10 @@
 """A fair comparison of samplers: every sampler gets the same sweep.
 
-Each sampler is swept over as many candidates on the validation split, at the same few numbers of calls. The best
-candidate at the nearest swept number of calls then runs once on the test split, with other seeds. For many calls
-the top candidates are ranked again in a final, because the best candidate for few calls may be bad for many. A
-sampler that differs from another in one thing only, such as its registers, uses the other's candidate. A protocol
-with one candidate has no sweep. Every row holds quality, diversity and cost.
+All samplers are swept over equally many candidates on the validation split, at the same few numbers of calls. The
+best candidate at the nearest swept number of calls then runs once on the test split, with other seeds. For many
+calls the top candidates are ranked again in a final, because the best candidate for few calls may be bad for many.
+A sampler that differs from another in one thing only, such as its registers, uses the other's candidate. With
+one candidate there is no sweep. Every row holds quality, diversity and cost.
 """
 
 import math

@@ -20,9 +20,9 @@ Outcome: TypeAlias = Literal["passed", "failed", "stopped"]
 
 @config
 class Limits:
-    """Of one program."""
+    """The limits of one program."""
 
-    seconds: Count = 5  # of processor time; of time on the clock, twice as many
+    seconds: Count = 5  # of CPU time; the limit on the clock is twice as long
     megabytes: Count = 512
 
 

@@ -72,9 +72,9 @@ class Ledger:
         everyone = torch.ones_like(canvas[:, 0], dtype=torch.bool)
         self.num_samples, self.entries = len(canvas), [(spent, everyone.nonzero()[:, 0], everyone)]
 
-    def enter(self, spent: Cost, index: Int[Tensor, "B"], concerned: Bool[Tensor, "B"]) -> None:
-        """Charge the concerned samples. No tensor value is read, because that would wait for the device."""
-        self.entries.append((spent, index, concerned))
+    def enter(self, spent: Cost, index: Int[Tensor, "B"], is_charged: Bool[Tensor, "B"]) -> None:
+        """Charge a cost to some of the samples in `index`. No tensor value is read: that waits for the device."""
+        self.entries.append((spent, index, is_charged))
 
     def total(self) -> Cost:
         return sum((spent for spent, _, _ in self.entries), NO_COST)
@@ -82,6 +82,6 @@ class Ledger:
     def costs(self) -> list[Cost]:
         """Return the cost of each sample if it had been decoded alone."""
         counts = torch.zeros(self.num_samples, len(astuple(NO_COST)), dtype=torch.int64)
-        for spent, index, concerned in self.entries:
-            counts.index_add_(0, index.cpu(), concerned.cpu().long()[:, None] * torch.tensor(astuple(spent)))
+        for spent, index, is_charged in self.entries:
+            counts.index_add_(0, index.cpu(), is_charged.cpu().long()[:, None] * torch.tensor(astuple(spent)))
         return [Cost(*calls) for calls in counts.tolist()]

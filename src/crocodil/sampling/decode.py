@@ -40,7 +40,7 @@ from crocodil.shapes import LogProbs, PositionIndices, Positions, RegisterBank, 
 
 ROW_COUNTS = 8  # the number of logit rows per call is rounded up to an eighth of a block: few distinct shapes
 
-# The canvas after a call, its index, the cost so far, and the log-probabilities of what the call proposed.
+# (canvas after a call, index of the call, cost so far, log-probabilities of the proposed tokens)
 OnCall: TypeAlias = Callable[[TokenIds, int, Cost, LogProbs], None]
 Reveal: TypeAlias = Callable[..., Revealed]
 
@@ -139,7 +139,7 @@ def rows_per_call(masked: Positions, plan: DecodePlan, decoding: Decoding) -> li
     """Return an upper bound of the hidden positions per sample at each call, in eighths of a block."""
     corrector_calls = decoding.corrector_calls(plan.calls_per_block)
     rule = reveal_rule(decoding)
-    falls = rule.reveals_quota and decoding.pace == "canvas"  # the end of a text is not known
+    falls = rule.reveals_quota and decoding.pace == "canvas"  # else the quota depends on the text
     falls = falls and not revises(rule)
     per_block = masked.unflatten(1, (plan.num_blocks, plan.block_size)).sum(dim=2).amax(dim=0).tolist()
     unit = -(-plan.block_size // ROW_COUNTS)
@@ -175,7 +175,7 @@ def _in_block(bounds: Int[Tensor, "4"], tokens: TokenIds) -> Positions:
 def _proposed_at(
     rule: RevealRule, bounds: Int[Tensor, "4"], tokens: TokenIds, given: Positions, mask_id: int
 ) -> Positions:
-    """Return where tokens are proposed: at hidden positions; to revise, at all open ones of incomplete samples."""
+    """Return where tokens are proposed: hidden positions or, to revise, all open ones of unfinished samples."""
     hidden = _hidden(bounds, tokens, mask_id)
     return _in_block(bounds, tokens) & ~given & hidden.any(dim=1, keepdim=True) if revises(rule) else hidden
 
@@ -192,7 +192,7 @@ class RevealConfig:
     mask_id: int
     eos_id: int | None
     calls_per_block: int
-    corrector_calls: int = 0  # of those
+    corrector_calls: int = 0  # how many of them correct the text
 
     @classmethod
     def of(cls, canvas: Canvas, decoding: Decoding, plan: DecodePlan) -> "RevealConfig":
@@ -235,7 +235,7 @@ class DemaskerStep:
 def _positions(chosen: Positions, count: int) -> PositionIndices:
     """Return the chosen positions from left to right, padded to `count` with a position outside of the canvas."""
     num_samples, length = chosen.shape
-    rank = (chosen.cumsum(dim=1) - 1).where(chosen, count)  # the others share one more column
+    rank = (chosen.cumsum(dim=1) - 1).where(chosen, count)  # all others go to an extra column
     index = torch.arange(length, device=chosen.device).expand_as(chosen)
     outside = torch.full((num_samples, count + 1), length, device=chosen.device)
     return outside.scatter(1, rank, index)[:, :count]

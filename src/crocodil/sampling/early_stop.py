@@ -31,7 +31,7 @@ class EarlyStop:
     noise_std: float  # above 0, in the units of the encoder
     offsets: Offsets
     shift: float
-    scale: Float[Tensor, "1 K D"]  # of a coordinate: the encoder's units in one of the prior's
+    scale: Float[Tensor, "1 K D"]  # encoder units per prior unit, for each coordinate
 
     @classmethod
     def of(cls, drawing: Drawing, offsets: Offsets, scale: Float[Tensor, "1 K D"]) -> "EarlyStop":

@@ -23,11 +23,11 @@ BATCH_SIZES = 4  # on a GPU a batch shrinks in this many steps: every size is re
 
 @dataclass(frozen=True)
 class Canvas:
-    """Token sequences with masks to fill. Tokens that are visible at the start are given and never change."""
+    """Token sequences with masks to fill. Visible tokens never change, except at restricted positions."""
 
     tokens: TokenIds
     mask_id: int
-    eos_id: int | None = None  # the canvas after it is filled with it; None: a token like any other
+    eos_id: int | None = None  # positions after an EOS are filled with EOS; None: it is a token like any other
     allowed: Allowed | None = None  # positions where only some tokens are allowed
 
     @classmethod
@@ -92,12 +92,12 @@ class Draw(NamedTuple):
         return Draw(self.registers[:, :count], self.cost)
 
 
-# New registers, given the visible tokens and the registers that they replace, if there are any.
+# (visible tokens, registers to replace or None, streams) -> new registers
 Refresh: TypeAlias = Callable[[TokenIds, RegisterBank | None, Streams], Draw]
 
 
 def refresh_streams(streams: Streams, call: int) -> Streams:
-    """Return the random streams for a refresh before this call; they also tell which samples are left."""
+    """Return the random streams for a refresh before this call; their keys also identify the samples."""
     return streams.at("call", call, "refresh")
 
 

@@ -1,6 +1,6 @@
-"""A place in a file where text is completed: what stands before it, what after it, and its indentation.
+"""A place in a file where text is completed: the text before it, the text after it, and its indentation.
 
-The indentation of a new line is that which Python expects there (decision D56). Does not import torch.
+A new line has the indentation that Python expects there (decision D56). Does not import torch.
 """
 
 import io
@@ -26,11 +26,11 @@ class Place(NamedTuple):
 
 def parse_place(text: str) -> tuple[int, int | None]:
     """Read LINE or LINE:COLUMN, both counted from 1."""
-    line, found, column = text.partition(":")
-    numbers = [line, column] if found else [line]
+    line, colon, column = text.partition(":")
+    numbers = [line, column] if colon else [line]
     if not all(part.isdecimal() and part.isascii() and int(part) > 0 for part in numbers):
         raise ValueError(f"{text!r} is not a place in a file: write LINE or LINE:COLUMN, counted from 1")
-    return int(line), int(column) if found else None
+    return int(line), int(column) if colon else None
 
 
 def place_in(text: str, line: int, column: int | None = None) -> Place:

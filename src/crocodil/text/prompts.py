@@ -30,7 +30,7 @@ def at_column(prompt: str, answer: str, suffix: str) -> Split:
 
 
 class TokenizedPair(NamedTuple):
-    """The tokens of a prompt and of its answer; of a long prompt, those next to the answer."""
+    """The tokens of a prompt and of its answer. A canvas holds the part of a long prompt next to the answer."""
 
     prefix: list[int]
     answer: list[int]
@@ -61,7 +61,7 @@ def tokenize_pairs(pairs: Sequence[Split], tokenizer: Tokenizer) -> list[Tokeniz
 
 
 def next_to(prefix: list[int], suffix: list[int], room: int) -> tuple[list[int], list[int]]:
-    """Return the end of the prefix and the beginning of the suffix; of two long ones, a third is suffix."""
+    """Return the end of the prefix and the beginning of the suffix; if both are long, the suffix gets a third."""
     for_suffix = min(len(suffix), max(room // 3, room - len(prefix)))
     for_prefix = min(len(prefix), room - for_suffix)
     return prefix[len(prefix) - for_prefix :], suffix[:for_suffix]

@@ -43,7 +43,7 @@ class Tokenizer:
     """A tokenizer.json with its special ids. Text is never encoded as a special token."""
 
     def __init__(self, tokenizer: Any, **known_ids: int) -> None:
-        """Wrap a tokenizer of the library; `known_ids` (mask, bos, eos, pad) go before those found by name."""
+        """Wrap a tokenizer of the library; `known_ids` (mask, bos, eos, pad) replace ids found by name."""
         self._tokenizer = tokenizer
         self._tokenizer.encode_special_tokens = True  # "<|mask|>" in a program is eight characters
         self._tokenizer.no_padding()

@@ -33,7 +33,7 @@ from crocodil.training.work import Work, distilled_flops
 
 @dataclass(frozen=True)
 class Teacher:
-    """A frozen prior with its guidance. It is no part of the state: every rank holds all of it."""
+    """A frozen prior with its guidance. It is not part of the training state: every rank holds all of it."""
 
     denoiser: RegisterDenoiser
     objective: DistilObjective
@@ -58,9 +58,9 @@ class Teacher:
         return self._guided()(noisy_registers, time, time, guess, *inputs).clean
 
     def _guided(self) -> GuidedDenoiser:
-        wanted, config = self.objective, self.denoiser.config
-        scales = (wanted.pag_scale, config.self_conditioned, wanted.self_cond_scale)
-        return GuidedDenoiser(self.denoiser, *scales, self.weak, wanted.autoguidance)
+        objective, self_conditioned = self.objective, self.denoiser.config.self_conditioned
+        scales = (objective.pag_scale, self_conditioned, objective.self_cond_scale)
+        return GuidedDenoiser(self.denoiser, *scales, self.weak, objective.autoguidance)
 
 
 @dataclass
@@ -158,10 +158,10 @@ class DistilledStage:
         objective = self.prior_objective
         num_bare = min(round(objective.bare_rate * len(indices)), len(indices) - 1)
         tokens = self.data.tokens(step, indices[num_bare:])
-        given = Streams(streams.keys[num_bare:])
-        condition = self.encode(*mask_condition(tokens, objective, self.mask_id, given))
-        keep = given.at("keep condition").uniform() >= objective.condition_drop_rate
-        loss = self._loss("conditional", registers[num_bare:], given, condition, keep)
+        text_streams = Streams(streams.keys[num_bare:])
+        condition = self.encode(*mask_condition(tokens, objective, self.mask_id, text_streams))
+        keep = text_streams.at("keep condition").uniform() >= objective.condition_drop_rate
+        loss = self._loss("conditional", registers[num_bare:], text_streams, condition, keep)
         if num_bare:
             bare = self.encode(*bare_canvas(tokens, mask_id=self.mask_id))
             bare_loss = self._loss("conditional", registers[:num_bare], Streams(streams.keys[:num_bare]), bare)

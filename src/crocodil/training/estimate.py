@@ -31,7 +31,7 @@ _FROZEN_BYTES = 4
 _ADAPTED_BYTES = 2  # a frozen backbone with adapters is kept in bfloat16
 _EVALUATED_BYTES = _TRAINED_BYTES + 4  # while averages are evaluated, the weights are kept beside them
 _BYTES_PER_ACTIVATION = 34  # a block keeps about this many bytes per channel and position, in bfloat16
-_BYTES_WITHOUT_MLP = 17.5  # of these; the rest are three activations of a gated MLP of 2.75 times the width
+_BYTES_WITHOUT_MLP = 17.5  # the part outside the MLP; the rest is 3 activations of a gated MLP of 2.75 x width
 _BYTES_PER_RECOMPUTED = 2  # only the input of the block is kept
 _BYTES_PER_LOGIT = 10  # bfloat16, float32, and the gradient
 

@@ -9,7 +9,7 @@ from crocodil.training.journal import METRICS_FILE, read_rows
 from crocodil.training.record import STAGE_FILE, read_checksummed
 from crocodil.training.run_config import read_run_file
 
-_STAGES = ("base", "guided", "prior", "conditional", "distilled")  # in this order; the last one counts
+_STAGES = ("base", "guided", "prior", "conditional", "distilled")  # later stages override fields of earlier ones
 _FIELDS = ("num_steps", "batch_size", "optimiser", "learning_rate")
 
 
@@ -28,7 +28,7 @@ class StageHistory:
 def recorded_run(directory: Path) -> dict[str, Any]:
     """Return run.json of a run, with the settings that each stage recorded for itself.
 
-    run.json has all settings of the stage that started last: those of earlier stages may be other ones there.
+    run.json holds the settings with which the newest stage started; earlier stages may have had others.
     """
     values = read_run_file(directory)
     for stage in _STAGES:
@@ -47,12 +47,12 @@ def recorded_run(directory: Path) -> dict[str, Any]:
 
 def history(directory: Path, stages: Iterable[str]) -> list[StageHistory]:
     """Return what is known of these stages of a run."""
-    values, found = recorded_run(directory), []
+    values, stage_histories = recorded_run(directory), []
     for stage in stages:
         loop = dict(values.get(f"{stage}_loop") or {})
         fields = {field: loop.get(field) for field in _FIELDS}
-        found.append(StageHistory(stage=stage, minutes=_minutes(directory / stage), **fields))
-    return found
+        stage_histories.append(StageHistory(stage=stage, minutes=_minutes(directory / stage), **fields))
+    return stage_histories
 
 
 def _minutes(stage: Path) -> float | None:

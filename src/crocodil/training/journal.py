@@ -42,7 +42,7 @@ class Arriving(NamedTuple):
 
     @classmethod
     def of(cls, step: int, result: StepResult) -> "Arriving":
-        """Start to copy a result. To read it on the device later would wait for all steps started until then."""
+        """Start to copy a result to the host. Reading it later would also wait for all steps started since."""
         if not result.losses.is_cuda:
             return cls(step, result, None)
         losses, norm, *parts = (

@@ -36,7 +36,7 @@ class LoopConfig:
     num_steps: Amount
     batch_size: Count
     learning_rate: Positive
-    num_accumulated: Count = 1  # micro-batches per step; shorter texts than the longest take fewer
+    num_accumulated: Count = 1  # micro-batches per step of the longest texts; steps of shorter texts have fewer
     warmup_steps: Amount = 0
     decay_share: Share = 1.0  # share of the steps, at the end, over which the learning rate decays to 0
     optimiser: Literal["adamw", "muon"] = "adamw"  # muon: for the matrices of repeated blocks, AdamW for the rest
@@ -71,8 +71,8 @@ class LoopConfig:
     def micro_batches(self, ranks: Ranks, length_share: float = 1.0) -> Iterator[range]:
         """Yield this rank's indices within the step's batch, one micro-batch at a time.
 
-        `length_share` is the length of the step's texts as a share of the longest: short texts fit memory in fewer
-        micro-batches, and each takes the host as long to start as one of long texts.
+        `length_share` is the length of the step's texts as a share of the longest. Shorter texts have fewer and
+        larger micro-batches, since more of them fit into memory, and the host takes as long to start any of them.
         """
         smallest = self.batch_size // self.num_accumulated
         if smallest % ranks.count:
@@ -85,7 +85,7 @@ class LoopConfig:
 
 @dataclass(frozen=True)
 class Phase:
-    """The groups of parameters that are trained until a step."""
+    """The groups of parameters that are trained before the step `until`."""
 
     until: float
     train: frozenset[str]
@@ -137,7 +137,8 @@ def train(
 ) -> TrainState:
     """Train a stage to its last step, or until the time is up; the state is saved in either case.
 
-    `state` is what an earlier call returned for the same stage: it goes on from there, and compiles nothing again.
+    `state` is what an earlier call returned for the same stage: training goes on from it, and nothing is compiled
+    again.
     """
     ranks = ranks or Ranks()
     check_minutes(max_minutes)

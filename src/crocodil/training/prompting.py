@@ -1,8 +1,8 @@
-"""Stage prompted: P(x | c) as App. H asks (decision D57).
+"""Stage prompted: train P(x | c), the model of App. H (decision D57).
 
 Three networks learn from pairs of a prompt and its answer: the prior of the answer's registers given h_phi(x_t)
 and h_kappa(c), a head for the length of the answer, and the demasker, which reads the prompt as visible text.
-h_kappa is the encoder itself, or a copy that is trained too. h_phi rests.
+h_kappa is the encoder itself, or a copy that is trained too. h_phi is frozen.
 """
 
 import math

@@ -52,7 +52,7 @@ def spaced_layers(num_layers: int, num_kept: int) -> tuple[int, ...]:
 
 
 def greedy_layers(model: LLaDA, tokens: TokenIds, num_kept: int, *, shown: bool = True) -> tuple[int, ...]:
-    """Remove one layer at a time, always that without which the causal model's own loss is least."""
+    """Remove one layer at a time, always the one whose removal gives the causal model the lowest loss."""
     check_num_kept(len(model.blocks), num_kept)
     kept = list(range(len(model.blocks)))
     num_trials = sum(range(num_kept + 1, len(kept) + 1))
@@ -65,7 +65,7 @@ def greedy_layers(model: LLaDA, tokens: TokenIds, num_kept: int, *, shown: bool 
 
     with progress("choosing layers", num_trials, unit="trials", shown=shown) as advance:
         while len(kept) > num_kept:
-            kept.remove(min(kept, key=loss_without))  # the first of equals
+            kept.remove(min(kept, key=loss_without))  # of equally good layers, the first
     return tuple(kept)
 
 

@@ -103,7 +103,7 @@ def _differing(recorded: Any, current: dict[str, Any], file: Path) -> list[str]:
 
 
 _UNSET = object()
-# A field that is newer than the record changes nothing if it has one of these values.
+# A field that is newer than the record changes nothing if it has one of these values (0 equals False).
 _OFF: tuple[Any, ...] = (None, False, [])
 
 
@@ -154,7 +154,7 @@ def _checksum(values: Mapping[str, Any]) -> str:
 
 
 def checksum_of(path: Path) -> str:
-    """Return the checksum of a file, or of the JSON and weights in a folder; its checksum file stands for these.
+    """Return the checksum of a file or a folder: of its checksum file or, without one, of its JSON and weights.
 
     Other files do not count: other tools may add some to a folder in the hub's cache.
     """

@@ -154,7 +154,7 @@ def check_stage(name: str, run: Run, workspace: Workspace) -> None:
     if name == "prompted":
         for stage, network in (("guided", "encoder"), ("guided", "demasker"), ("conditional", "denoiser")):
             workspace.finished(stage, network)
-        pair_data(run, workspace)  # refuses pairs of which none fits
+        pair_data(run, workspace)  # raises if no pair fits
     if name in ("prior", "distilled") or (name == "conditional" and not run.live_draws):
         workspace.registers(run, "train")
         workspace.registers(run, "valid")
@@ -193,7 +193,7 @@ def _check_corpus(run: Run, workspace: Workspace, *, uses_encoder: bool) -> None
 
 
 def check_vocabulary(corpus: Corpus, base: LLaDAConfig, *, exact: bool = False) -> None:
-    """Refuse a corpus in another vocabulary than the base's; a pretrained one may have unused rows.
+    """Refuse a corpus with another vocabulary than the base; a pretrained base may have unused rows.
 
     Programs are filled up with EOS, so the padding token does not matter.
     """
@@ -208,7 +208,7 @@ def check_vocabulary(corpus: Corpus, base: LLaDAConfig, *, exact: bool = False) 
 
 
 def check_tokens(corpus: Corpus, file: Path) -> None:
-    """Refuse a corpus whose tokens are others than those of a checkpoint's tokenizer.json."""
+    """Refuse a corpus whose tokens differ from those of a checkpoint's tokenizer.json."""
     known, used = (Tokenizer.load(path).with_mask().ids for path in (file, corpus.directory / TOKENIZER_FILE))
     if differ := used.items() - known.items():
         token, index = min(differ, key=lambda pair: pair[1])
@@ -216,7 +216,7 @@ def check_tokens(corpus: Corpus, file: Path) -> None:
 
 
 def fits(num_tokens: int, num_rows: int, *, exact: bool) -> bool:
-    """Whether a table of `num_rows` holds these tokens; with `exact`, and nothing else."""
+    """Whether an embedding of `num_rows` rows fits this many tokens; with `exact`, no row may be unused."""
     return num_tokens == num_rows if exact else num_tokens <= num_rows
 
 

@@ -50,12 +50,12 @@ class CausalStart:
     """The causal language model that the base begins as (decision D39)."""
 
     directory: Path  # config.json, tokenizer.json and safetensors
-    layers: tuple[Amount, ...] | None = None  # of the causal model, those that are kept; None: all
+    layers: tuple[Amount, ...] | None = None  # layers of the causal model to keep; None: all
     shifted: bool = False  # the state at a position predicts the next token, as in the causal model
     freeze_embeddings: bool = False  # train neither embeddings nor head, apart from the row of the mask token
     align_weight: Weight = 0.0  # of the alignment with the frozen causal model; 0: no alignment
     align_by: AlignBy = "token"
-    muon_rate: Positive | None = None  # Muon's learning rate for weights of this size; None: that of SmolLM2
+    muon_rate: Positive | None = None  # Muon's learning rate, fitted to the weights; None: that of SmolLM2
 
 
 # Pairs of fields that must have the same value.
@@ -94,7 +94,7 @@ class Run:
     encoder_begins_as_base: bool = False  # initialise the encoder from the first blocks of the base (decision D28)
     condition_encoder_learns: bool = False  # Sec. 4.3.2, comment iii
     live_draws: Amount = (
-        0  # in stage conditional: noisy banks per text, which is encoded in every step (D73); 0: cached
+        0  # in stage conditional: encode each text in every step, for so many noisy banks (D73); 0: use the cache
     )
     encode_batch: Count = 256  # programs per batch in stage registers
     pretrained: Pretrained = field(default_factory=Pretrained)
@@ -182,7 +182,7 @@ class RunSummary:
     lengths: Lengths
     prior_objective: PriorObjective
     pretrained: Pretrained
-    distil_objective: DistilObjective = field(default_factory=DistilObjective)  # of older runs, never used
+    distil_objective: DistilObjective = field(default_factory=DistilObjective)  # older runs did not distil
 
 
 def read_run_summary(directory: Path) -> RunSummary:

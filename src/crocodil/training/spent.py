@@ -1,6 +1,6 @@
-"""The operations behind the weights of a stage: its own, and those of the stages it builds on (decision D67).
+"""The operations that trained the weights of a stage: in it, and in the stages it builds on (decision D67).
 
-A stage writes them into its stage.json when it starts. For runs of older versions they follow from run.json.
+A stage writes them into its stage.json when it starts. For runs of older versions they are computed from run.json.
 """
 
 from collections.abc import Callable, Mapping
@@ -37,7 +37,7 @@ _UNKNOWN = StageWork(flops=None, inherited={})
 
 @dataclass(frozen=True)
 class Shapes:
-    """The networks whose training is counted. Training a network that is None took nothing."""
+    """The networks whose training is counted. A network that is None took no operations."""
 
     demasker: DemaskerConfig
     encoder: RegisterEncoderConfig
@@ -85,8 +85,8 @@ def read_record(directory: Path) -> dict[str, Any]:
     except ValueError:  # a stage.json is damaged: the operations of its stage are unknown, see below
         record = read_run_file(directory)
     written = read_as(dict[str, StageWork], record.get("work", {}), directory / RUN_FILE)  # by hand
-    found = {name: _work_of(directory / name / STAGE_FILE) for name in TRAINED_STAGES}
-    return {**record, "work": written | {name: work for name, work in found.items() if work is not None}}
+    recorded = {name: _work_of(directory / name / STAGE_FILE) for name in TRAINED_STAGES}
+    return {**record, "work": written | {name: work for name, work in recorded.items() if work is not None}}
 
 
 def _work_of(file: Path) -> StageWork | None:
@@ -98,7 +98,7 @@ def _work_of(file: Path) -> StageWork | None:
         return _UNKNOWN
     if "work" in record:
         return read_as(StageWork, record["work"], file)
-    went_on = CONTINUED_BASE in record.get("sources", {})  # older versions did not write from how much work
+    went_on = CONTINUED_BASE in record.get("sources", {})  # older versions did not record the work before
     return _UNKNOWN if went_on else None
 
 
@@ -115,7 +115,7 @@ def flops_up_to(stage: str, record: Mapping[str, Any], shapes: Shapes) -> Flops:
 
 
 def flops_of_run(record: Mapping[str, Any], shapes: Shapes) -> Flops:
-    """Return the operations behind the networks of a run. Of its base, those before stage guided count."""
+    """Return the operations behind the networks of a run. For its base, only those before stage guided count."""
     spent = planned_flops(record, shapes)
     for stage in TRAINED_STAGES:
         if stage in record.get("work", {}):

@@ -294,14 +294,14 @@ class PriorStage:
         return list(self.denoiser.blocks)
 
     def compile(self) -> None:
-        """Compile the whole loss: the GPU runs the kernels of so small a network faster than blocks are called."""
+        """Compile the whole loss: so small a network runs faster on a GPU than the host calls its blocks."""
         self.loss_function = torch.compile(prior_loss, dynamic=False)
 
     def work(self) -> Work:
         return Work(self.denoiser.config.num_registers, prior_flops(self.denoiser.config))
 
     def length_share(self, step: int) -> float:
-        return 1.0  # registers are as many for every text
+        return 1.0  # every text has the same number of registers
 
     def loss(self, step: int, indices: range) -> Tensor:
         program_ids = self.data.program_ids(step, indices)
@@ -385,7 +385,7 @@ class ConditionalPriorStage:
         )
 
     def _batch(self, step: int, indices: range, num_bare: int) -> tuple[Int[Tensor, "V N"], RegisterBank]:
-        """Return the tokens of all texts but the first, which have a bare canvas, and the registers of all."""
+        """Return the tokens of all texts but the first `num_bare`, and the registers of all texts."""
         if self.live_draws:
             tokens = self.data.tokens(step, indices)
             return tokens[num_bare:], self._encode_targets(tokens)

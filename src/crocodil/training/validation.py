@@ -32,7 +32,7 @@ def demasking_metrics(
 ) -> dict[str, float]:
     """Return cross-entropy and top-1 accuracy at the hidden positions, for several mask probabilities.
 
-    With a large vocabulary, few samples at a time are demasked.
+    With a large vocabulary, fewer samples are demasked at a time.
     """
     size = max(1, MOST_LOGITS // (tokens.shape[1] * vocab_size))
     parts = [slice(start, min(start + size, len(tokens))) for start in range(0, len(tokens), size)]

@@ -76,7 +76,8 @@ def guided_flops(
 ) -> float:
     """Algorithm 1: the demasker reads START, registers, END and text; the encoder reads text and registers.
 
-    Drafts take a second pass without gradients, at half of the visible tokens, and all rows are read in the first.
+    Drafts take a second pass without gradients, which predicts half of the visible tokens; the loss then reads all
+    rows.
     """
     positions = length + demasker.num_registers + 2
     hidden = all_mask_rate + (1 - all_mask_rate) / 2
@@ -96,7 +97,7 @@ def prior_flops(config: RegisterDenoiserConfig) -> float:
 def rate_flops(
     denoiser: RegisterDenoiserConfig, encoder: RegisterEncoderConfig, *, objective: RateObjective, length: int
 ) -> float:
-    """The register rate in Algorithm 1: several noisy banks of each text, and its condition if that has text."""
+    """The register rate in Algorithm 1: several noisy banks per text, and the condition if it has visible text."""
     if not objective.trains_prior:
         return 0.0
     encoding = FROZEN * encoder_flops(encoder, positions=length + encoder.num_registers)
@@ -130,7 +131,7 @@ def prompted_flops(
     objective: PromptedObjective,
     text_length: int,
 ) -> float:
-    """Stage prompted: the encoder reads an answer, again with masks, and the prompt. The length head is small."""
+    """Stage prompted: the encoder reads the answer, the masked answer and the prompt. The length head is small."""
     answer, prompt = (
         encoder_flops(encoder, positions=length + encoder.num_registers)
         for length in (objective.answer_length, objective.prompt_length)
@@ -153,9 +154,9 @@ def distilled_flops(
     objective: DistilObjective,
     bare_rate: float,
 ) -> float:
-    """Stage distilled: a student is called for its jump, for the rest of it and for where it starts.
+    """Stage distilled: the student is called for its jump, for the rest of the target, and to draw a start.
 
-    Guidance adds to each call of the teacher, and so does self-conditioning. A weak prior counts as its teacher.
+    Guidance and self-conditioning add calls to each step of the teacher. A weak prior counts like its teacher.
     """
     flops = 0.0
     for name, config in teachers.items():

@@ -13,7 +13,7 @@ from crocodil.reproduce.store import Job, Row
 
 NAME, TITLE = "likelihood", "Likelihood of the base"
 SPLITS = ("valid", "test")
-CHOSEN_FROM = 4  # programs are drawn for each that is used: those that do not fit the canvas are left out
+CHOSEN_FROM = 4  # times as many programs are drawn as are used, since some do not fit the canvas
 
 
 def compute(context: Context) -> list[Row]:

@@ -77,17 +77,17 @@ def compute(context: Context) -> list[Row]:
 
 
 def pairs_by_kind(pairs: Pairs, tokenizer: Tokenizer, count: int) -> dict[str, list[Pair]]:
-    """Return the first test pairs of each kind. Text that the tokenizer changes cannot be kept byte for byte."""
-    found: dict[str, list[Pair]] = {}
+    """Return the first `count` test pairs of each kind, without those whose text the tokenizer would change."""
+    by_kind: dict[str, list[Pair]] = {}
     for pair in pairs.split(SPLIT):
         texts = (pair.prompt, pair.suffix)
-        if len(found.get(pair.kind, ())) < count and all(
-            tokenizer.decode(tokenizer.encode(t)) == t for t in texts
+        if len(by_kind.get(pair.kind, ())) < count and all(
+            tokenizer.decode(tokenizer.encode(text)) == text for text in texts
         ):
-            found.setdefault(pair.kind, []).append(pair)
-    if not found:
+            by_kind.setdefault(pair.kind, []).append(pair)
+    if not by_kind:
         raise ValueError(f"{pairs.directory} has no pairs of split {SPLIT}: nothing can be measured")
-    return found
+    return by_kind
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ class _Kind:
                 yield Job(key, compute, work=calls, uses=GENERATION_PARTS)
 
     def _base_job(self, guided: Row) -> Job:
-        """Return the base's infilling with as many calls as cost what the guided row cost."""
+        """Return the job of infilling with the base, with so many calls that it costs as much as a guided row."""
         calls = equal_calls(self.context.pipe, guided, self.amounts.num_answers, self.context.length)
         key = {
             **self._key(Method.BASE),
@@ -176,17 +176,17 @@ class _Kind:
         has_no_base = method == Method.BASE and self.context.pipe.base is None
         return Answered(
             [ended(pair.prompt, text, self.kind) for pair, text in zip(self.pairs, texts, strict=True)],
-            nfe=fmean(one.nfe for one in prices),
-            flop_nfe=fmean(one.flop_nfe for one in prices),
+            nfe=fmean(per_prompt.nfe for per_prompt in prices),
+            flop_nfe=fmean(per_prompt.flop_nfe for per_prompt in prices),
             seconds=fmean(answers.seconds + answers.ranking.seconds for answers in made),
-            ranking_flop_nfe=fmean(one.ranking_flop_nfe for one in prices),
+            ranking_flop_nfe=fmean(per_prompt.ranking_flop_nfe for per_prompt in prices),
             note="no base of its own: the demasker with an empty prefix" if has_no_base else "",
         )
 
     def _by_causal(self, causal: LanguageModel) -> Answered:
         pipe = self.context.pipe
         started_at = time.perf_counter()
-        made = continued(
+        answers = continued(
             causal,
             [(pair.prompt, pair.suffix) for pair in self.pairs],
             max_tokens=self.context.length,
@@ -194,12 +194,12 @@ class _Kind:
         )
         seconds = time.perf_counter() - started_at
         size, base = num_parameters(causal.network), num_parameters(pipe.demasker.backbone)
-        positions = sum(one.num_positions for one in made)
+        positions = sum(answer.num_positions for answer in answers)
         return Answered(
-            [ended(pair.prompt, one.text, self.kind) for pair, one in zip(self.pairs, made, strict=True)],
-            nfe=sum(one.num_calls for one in made) / len(made) * size / num_parameters(pipe.demasker),
-            flop_nfe=positions / len(made) * size / (base * self.context.length),
-            seconds=seconds / len(made),
+            [ended(pair.prompt, answer.text, self.kind) for pair, answer in zip(self.pairs, answers, strict=True)],
+            nfe=sum(answer.num_calls for answer in answers) / len(answers) * size / num_parameters(pipe.demasker),
+            flop_nfe=positions / len(answers) * size / (base * self.context.length),
+            seconds=seconds / len(answers),
             note="sees the suffix" if can_infill(causal) else "does not see the suffix",
         )
 
@@ -276,10 +276,10 @@ def price(pipe: Crocodil, method: Method, answers: Answers, length: int) -> Pric
 
 
 def equal_calls(pipe: Crocodil, guided: Row, num_answers: int, length: int) -> int:
-    """Return the calls per answer with which the base's infilling costs what a guided row cost, by FLOPs.
+    """Return the calls per answer with which infilling by the base costs as much as a guided row, by FLOPs.
 
-    Both rank as many answers, and both fill the first token of an answer by a call of its own. An answer of fewer
-    tokens than calls takes fewer calls.
+    Both rank equally many answers, and both fill the first token of an answer in a separate call. An answer with
+    fewer tokens than calls takes fewer calls.
     """
     unit = pipe.flop_nfe(Cost(demasker_calls=1), length=length, num_registers=None)
     per_answer = (guided["flop_nfe"] - guided["ranking_flop_nfe"]) / num_answers
@@ -351,7 +351,7 @@ def _share(row: Row, name: str) -> str:
 
 
 def _examples(rows: Sequence[Row]) -> Iterator[Listing]:
-    """Yield the first answers of ConWithinDisc to each kind, unpicked, at its most calls."""
+    """Yield the first answers of ConWithinDisc for each kind, not selected, at the largest number of calls."""
     for kind in distinct(rows, "kind"):
         some = select(rows, kind=kind, method=str(Method.CON_WITHIN_DISC))
         if some:

@@ -27,15 +27,17 @@ def frontier_picture(swept: Sequence[Row], real: Row) -> Picture | None:
 
 
 def comparable(swept: Sequence[Row]) -> dict[int, list[Row]]:
-    """Return the rows of each number of calls at which every method of the model was swept, if there are several.
+    """Return the rows by number of calls, for numbers at which all methods of the model were swept.
 
-    Methods of compared models stand beside them where they were swept at the same number of calls.
+    Nothing is returned for a single method. Rows of compared models are included.
     """
     rows = [row for row in swept if row.get("method") is not None and row["gen_ppl"] is not None]
-    own = {row["method"] for row in rows} & set(Method)
+    methods = {row["method"] for row in rows} & set(Method)
     by_calls = {calls: select(rows, calls=calls) for calls in distinct(rows, "calls")}
     return {
-        calls: some for calls, some in by_calls.items() if len(own) > 1 and own <= {row["method"] for row in some}
+        calls: at_calls
+        for calls, at_calls in by_calls.items()
+        if len(methods) > 1 and methods <= {row["method"] for row in at_calls}
     }
 
 

@@ -113,7 +113,11 @@ def _times(factor: float | None) -> str:
 def _equal_cost(wanted: Targets, generated: Sequence[Row]) -> Line:
     """At a length, a method is above another if its MAUVE is higher in the mean over the compared costs."""
     by_length = {length: differences(select(generated, length=length)) for length in distinct(generated, "length")}
-    means = {length: fmean(one.mauve.mean for one in some) for length, some in by_length.items() if some}
+    means = {
+        length: fmean(difference.mauve.mean for difference in at_length)
+        for length, at_length in by_length.items()
+        if at_length
+    }
     shown = ", ".join(f"{mean:+.3f} at {length}" for length, mean in means.items()) or NOT_MEASURED
     reached = sum(mean > 0 for mean in means.values()) >= wanted.lengths_within_above if means else None
     name = "MAUVE, ConWithinDisc minus ConThenDisc at equal cost"
