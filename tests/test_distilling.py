@@ -1,12 +1,14 @@
 """Distillation of a prior into a flow map: exact where the flow is known (decisions D51 and D52)."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import tiny
 import torch
 from torch import nn
 
+from crocodil.cli.exporting import _settings
 from crocodil.models.register_denoiser import flow_map_of
 from crocodil.objectives import DistilObjective, PriorObjective, distilled_loss
 from crocodil.processes.gaussian import (
@@ -25,6 +27,7 @@ from crocodil.sampling.cost import Cost
 from crocodil.sampling.guidance import FlowMap
 from crocodil.seeding import generator_for
 from crocodil.training.distilling import Teacher
+from crocodil.training.run_config import Pretrained, RunSummary
 
 MEAN, STD = torch.tensor([[0.5, -0.3], [0.1, 0.0]]), torch.tensor([[0.3, 1.2], [0.8, 0.5]])
 
@@ -198,3 +201,16 @@ def test_the_flow_of_a_teacher_has_its_guidance_and_a_guess_from_the_same_point(
         found = Teacher(denoiser, objective, weak).given(condition, keep)(noisy, time)
     expected = plain + 1.5 * (plain - alone) + (plain - guess) + 2 * (plain - weaker)
     assert torch.allclose(found, expected, atol=1e-4)
+
+
+def test_an_exported_model_draws_in_few_steps_from_students_only():
+    objective = DistilObjective(teachers=("prior",), draw_steps=2)
+    run = RunSummary(
+        lengths=(64,), prior_objective=PriorObjective(), pretrained=Pretrained(), distil_objective=objective
+    )
+    teacher, student = Path("run/conditional/model/denoiser"), Path("run/distilled/model/prior")
+    drawing = _settings(run, {"prior": student, "conditional": teacher}, {}).drawing
+    assert (drawing.prior_steps, drawing.refresh_steps) == (2, 32)
+    both = Path("run/distilled/model/conditional")
+    drawing = _settings(run, {"conditional": both}, {}).drawing
+    assert (drawing.prior_steps, drawing.refresh_steps) == (2, 2)

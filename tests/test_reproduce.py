@@ -83,7 +83,7 @@ from crocodil.reproduce.protocol import (
     protocol_named,
 )
 from crocodil.reproduce.report import report, timed, write_report
-from crocodil.reproduce.store import Job, Store, note_of, read_rows, select
+from crocodil.reproduce.store import Job, Store, note_of, read_rows, select, write_rows
 from crocodil.reproduce.sweep import best, candidate_of, finalists
 from crocodil.runtime.atomic import locked
 from crocodil.sampling.configs import Decoding, Drawing
@@ -295,6 +295,15 @@ def test_a_row_is_replaced_when_another_candidate_is_chosen(tmp_path):
     rows = found("confidence")
     assert [row.get("rule") for row in rows] == [None, "confidence"]
     assert read_rows(tmp_path / "rows.jsonl") == rows
+
+
+def test_a_row_may_hold_any_line_separator(tmp_path):
+    rows = [{"text": "one\u2028two\x85three\x1cfour"}, {"text": "five"}]
+    write_rows(tmp_path / "rows.jsonl", rows)
+    assert read_rows(tmp_path / "rows.jsonl") == rows
+    assert read_texts(tmp_path / "rows.jsonl") == [row["text"] for row in rows]
+    write_rows(tmp_path / "rows.jsonl", [])
+    assert read_rows(tmp_path / "rows.jsonl") == []
 
 
 @pytest.mark.parametrize("first", ['{"a": 1', "[1]", "null", "[" * 100_000])

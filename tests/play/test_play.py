@@ -233,6 +233,22 @@ def test_jobs_take_turns_know_their_place_and_can_be_cancelled():
     assert {"event": "text"} not in events[0]
 
 
+def test_a_job_that_fails_in_any_way_does_not_stop_the_others():
+    def fail_first(request, emit):
+        if request.seed == 0:
+            raise KeyError("missing")
+
+    queue, events = JobQueue(fail_first), []
+    for seed in (0, 1):
+        queue.submit(Generate(seed=seed), events.append)
+    deadline = time.monotonic() + 10
+    while {"event": "done"} not in events and time.monotonic() < deadline:
+        time.sleep(0.001)
+    queue.close()
+    assert {"event": "error", "field": "", "error": "'missing'"} in events
+    assert events[-1] == {"event": "done"}
+
+
 # ---------------------------------------------------------------- the server
 
 

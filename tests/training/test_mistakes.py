@@ -95,7 +95,7 @@ def test_adapters_need_existing_projections():
 
 def test_settings_that_do_not_fit_are_refused_before_anything_is_written(corpus, tmp_path, monkeypatch):
     run, workspace = tiny(corpus), Workspace(corpus, tmp_path / "run", tmp_path / "run")
-    slow = replace(run, encoder_warmup_steps=121)
+    slow = replace(run, encoder_warmup_steps=120)
     read = replace(run, encoder=replace(run.encoder, vocab_size=999))
     other = replace(run, encoder_begins_as_base=True, encoder=replace(run.encoder, mlp_width=64))
     for stage, wrong, where, message in (
@@ -109,7 +109,7 @@ def test_settings_that_do_not_fit_are_refused_before_anything_is_written(corpus,
             "guided",
             slow,
             workspace,
-            "encoder_warmup_steps is 121 and guided_loop.num_steps 120: the demasker would never",
+            "encoder_warmup_steps is 120 and guided_loop.num_steps 120: the demasker would never",
         ),
         (
             "guided",

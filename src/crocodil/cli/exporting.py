@@ -101,8 +101,10 @@ def _settings(run: "RunSummary", networks: Mapping[str, Path], knobs: dict[str, 
     }
     if "prior" not in networks and "conditional" in networks and networks["conditional"].parts[-3] == "guided":
         trained_with["largest_offset"] = 0.0  # a joint prior has no offsets (decision D71)
-    if any(path.parts[-3] == "distilled" for path in networks.values()):
-        trained_with |= dict.fromkeys(("prior_steps", "refresh_steps"), run.distil_objective.draw_steps)
+    first = "prior" if "prior" in networks else "conditional"
+    for network, steps in ((first, "prior_steps"), ("conditional", "refresh_steps")):
+        if network in networks and networks[network].parts[-3] == "distilled":
+            trained_with[steps] = run.distil_objective.draw_steps
     decoding, drawing = with_knobs(defaults.decoding, defaults.drawing, trained_with | knobs)
     return replace(defaults, decoding=decoding, drawing=drawing)
 

@@ -69,6 +69,7 @@ def evaluate(
         why_no_mauve,
     )
     from crocodil.reproduce.protocol import FULL
+    from crocodil.reproduce.store import as_json
 
     if samples is not None:
         texts = read_texts(samples)
@@ -88,7 +89,7 @@ def evaluate(
         )
     if reason := why_no_mauve(row):
         _say(reason)
-    typer.echo(json.dumps(row, ensure_ascii=False))
+    typer.echo(json.dumps(as_json(row), ensure_ascii=False))  # JSON has no NaN
 
 
 @app.command(rich_help_panel=MEASURE)

@@ -110,7 +110,7 @@ def train(
         raise ValueError("--data (the corpus) and --out (the run) are required")
     if minutes is not None and (resume or max_minutes is not None):
         raise ValueError(
-            "--minutes starts a stage and finishes it; to resume one, "
+            "--minutes starts a stage and finishes it, without --max-minutes; to resume one, "
             "leave it out, and --set num_steps and decay_share as in stage.json"
         )
     from crocodil.corpus.shards import Corpus

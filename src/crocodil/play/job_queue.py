@@ -95,7 +95,7 @@ class JobQueue:
                 pass
             except FieldError as error:
                 job.send(error.event())
-            except (ValueError, ArithmeticError, RuntimeError, MemoryError) as error:
+            except Exception as error:  # one job must not end the thread that serves all others
                 message = str(error).split("\n")[0] or type(error).__name__
                 job.send({"event": "error", "field": "", "error": message})
 

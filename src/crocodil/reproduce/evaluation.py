@@ -14,6 +14,7 @@ from crocodil.reproduce.held_out import HeldOut, corpus_fingerprint
 from crocodil.reproduce.protocol import FULL
 from crocodil.reproduce.store import Row, commit
 from crocodil.reproduce.sweep import decoding_row, generate_with, quality_and_cost
+from crocodil.runtime.config import json_lines
 from crocodil.sampling.configs import with_knobs
 
 MIN_TEXTS_FOR_MAUVE = 200  # on each side: with fewer, MAUVE is near 1 even for texts that have little in common
@@ -87,7 +88,7 @@ def read_texts(file: Path) -> list[str]:
     if not file.is_file():
         raise ValueError(f"{file} does not exist")
     texts = []
-    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
+    for number, line in enumerate(json_lines(file.read_text(encoding="utf-8")), start=1):
         try:
             text = json.loads(line)["text"]
             text.encode()  # fails for other types, and for strings that are not valid Unicode

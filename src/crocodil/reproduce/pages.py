@@ -34,6 +34,7 @@ from crocodil.reproduce.fixed_protocol import kept_targets
 from crocodil.reproduce.store import Row, distinct, select
 from crocodil.reproduce.sweep import has_default_settings
 from crocodil.runtime.atomic import whole_file
+from crocodil.runtime.config import json_lines
 
 _MARKED = re.compile(
     r"<!-- report of (?P<folder>\S+): (?P<blocks>[a-z, -]+?) -->\n.*?<!-- end of report -->", re.DOTALL
@@ -282,7 +283,7 @@ def _copied(results: Results) -> Iterator[Line]:
 def _continued(folder: Path) -> Iterator[Line]:
     file = folder / PROMPTS_FILE
     if file.is_file():
-        texts = [json.loads(line)["text"] for line in file.read_text().splitlines()]
+        texts = [json.loads(line)["text"] for line in json_lines(file.read_text(encoding="utf-8"))]
         indented = sum(text.removeprefix(PREFIX).lstrip("\n").startswith(" ") for text in texts)
         what = "samples that begin with `def read(path):` and a line break: next line indented, text parses"
         yield [what, f"{indented} of {len(texts)}, {sum(map(parses_as_python, texts))} of {len(texts)}", ""]

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import crocodil
 from crocodil.runtime.atomic import whole_file
-from crocodil.runtime.config import read_as
+from crocodil.runtime.config import json_lines, read_as
 from crocodil.runtime.progress import progress
 
 Row: TypeAlias = dict[str, Any]
@@ -48,7 +48,7 @@ class Store:
 
     def rows(self, name: str) -> list[Row]:
         """Return the rows of an experiment that were computed under these conditions."""
-        conditions = _as_json(self.conditions)
+        conditions = as_json(self.conditions)
         parts = conditions.pop(MODEL, {})
         return [
             row
@@ -62,7 +62,7 @@ class Store:
         with progress(name, sum(job.work for job in jobs), unit="steps", shown=bool(jobs)) as advance:
             for job in jobs:
                 conditions = self._conditions_of(job)
-                key = _as_json({**job.key, **conditions})
+                key = as_json({**job.key, **conditions})
                 row = next((row for row in known if _matches(row, key)), None)
                 if row is not None and not _matches(row, job.chosen or {}):
                     self._remove(name, row)
@@ -70,7 +70,7 @@ class Store:
                 if row is None:
                     measured = {**job.key, **job.compute()}
                     assert not set(measured) & set(conditions), "a measured value has the name of a condition"
-                    row = _as_json({**measured, **conditions, "commit": commit()})
+                    row = as_json({**measured, **conditions, "commit": commit()})
                     self._append(name, row)
                 rows.append(row)
                 advance(job.work, note=note_of(job.key))
@@ -102,7 +102,7 @@ def write_conditions(directory: Path, conditions: Sequence[Row]) -> None:
     Conditions of other lengths stay if they differ in nothing but the model: lengths may be measured one by one.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    new = _as_json(list(conditions))
+    new = as_json(list(conditions))
     lengths = [of_model.get(LENGTH) for of_model in new]
     known = (
         [store.conditions for store in read_stores(directory)] if (directory / CONDITIONS_FILE).exists() else []
@@ -140,7 +140,7 @@ def read_rows(file: Path) -> list[Row]:
         return []
     if not file.is_file():
         raise ValueError(f"{file} is not a regular file")
-    return list(_parsed(file.read_text(encoding="utf-8").splitlines(), file))
+    return list(_parsed(json_lines(file.read_text(encoding="utf-8")), file))
 
 
 def _parsed(lines: Sequence[str], file: Path) -> Iterator[Row]:
@@ -163,7 +163,7 @@ def write_rows(file: Path, rows: Sequence[Row]) -> None:
 
 def select(rows: Sequence[Row], **key: Any) -> list[Row]:
     """Return the rows with these values."""
-    return [row for row in rows if _matches(row, _as_json(key))]
+    return [row for row in rows if _matches(row, as_json(key))]
 
 
 def distinct(rows: Sequence[Row], name: str) -> list[Any]:
@@ -179,12 +179,12 @@ def _line(row: Row) -> str:
     return json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def _as_json(value: Any) -> Any:
+def as_json(value: Any) -> Any:
     """Return the value as JSON reads it back; NaN and infinity become None."""
     if isinstance(value, dict):
-        return {str(name): _as_json(inner) for name, inner in value.items()}
+        return {str(name): as_json(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_as_json(inner) for inner in value]
+        return [as_json(inner) for inner in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value

@@ -108,6 +108,11 @@ def _check_fields(config_class: type, values: dict[str, Any], source: Path) -> N
             _check_fields(types[name], value, source)
 
 
+def json_lines(text: str) -> list[str]:
+    """Split a .jsonl file. `str.splitlines` would also split at U+2028, which JSON strings may hold."""
+    return text.removesuffix("\n").split("\n") if text else []
+
+
 def read_json(file: Path) -> dict[str, Any]:
     if not file.is_file():
         raise ValueError(f"{file} is missing")

@@ -9,7 +9,8 @@ from crocodil.training.journal import METRICS_FILE, read_rows
 from crocodil.training.record import STAGE_FILE, read_checksummed
 from crocodil.training.run_config import read_run_file
 
-_STAGES = ("base", "guided", "prior", "conditional", "distilled")  # later stages override fields of earlier ones
+# Later stages override fields of earlier ones.
+_STAGES = ("base", "guided", "prior", "conditional", "distilled", "prompted")
 _FIELDS = ("num_steps", "batch_size", "optimiser", "learning_rate")
 
 

@@ -241,7 +241,7 @@ def _check_continued(run: Run, workspace: Workspace) -> None:
 
 
 def _check_guided(run: Run, workspace: Workspace) -> None:
-    if run.encoder_warmup_steps > run.guided_loop.num_steps:
+    if run.encoder_warmup_steps and run.encoder_warmup_steps >= run.guided_loop.num_steps:
         raise ValueError(
             f"encoder_warmup_steps is {run.encoder_warmup_steps} and guided_loop.num_steps "
             f"{run.guided_loop.num_steps}: the demasker would never be trained, set encoder_warmup_steps to less"
