@@ -175,6 +175,8 @@ def test_many_places_have_the_answers_that_they_have_alone_and_a_price(pipe):
     cost = price(pipe, Method.CON_WITHIN_DISC, first, 64)
     assert cost.nfe > sum(one.cost.demasker_calls for one in first)  # and the calls of the prior
     assert cost.ranking_flop_nfe == 2 * 2 * first.ranking.length / 64
+    fewer = replace(pipe.settings, drawing=replace(pipe.settings.drawing, num_registers=1))
+    assert price(replace(pipe, settings=fewer), Method.CON_WITHIN_DISC, first, 64).flop_nfe < cost.flop_nfe
 
 
 def test_a_given_length_is_kept_and_too_long_a_one_is_refused(pipe):

@@ -263,13 +263,14 @@ def price(pipe: Crocodil, method: Method, answers: Answers, length: int) -> Pric
     generating = sum((answer.cost + Cost(demasker_calls=-ranking.calls) for answer in answers), NO_COST)
     ranking_calls = ranking.calls * len(answers)
     ranking_flop_nfe = ranking_calls * ranking.length / length
+    guiding = pipe.settings.drawing.num_registers  # None: all that are drawn
     if model is None:
         prior = pipe.prior or pipe.conditional
-        registers = None if method == Method.BASE or prior is None else prior.config.num_registers
+        registers = None if method == Method.BASE or prior is None else guiding or prior.config.num_registers
         nfe, flop_nfe = pipe.nfe(generating), pipe.flop_nfe(generating, length=length, num_registers=registers)
     else:
         pricing = Pricing(model.demasker, model.encoder, (model.denoiser,))
-        registers = model.denoiser.config.num_registers
+        registers = guiding or model.denoiser.config.num_registers
         nfe = pricing.nfe(generating)
         flop_nfe = pricing.flop_nfe(generating, length=length, num_registers=registers)
     return Price(nfe + ranking_calls, flop_nfe + ranking_flop_nfe, ranking_flop_nfe)
