@@ -241,6 +241,8 @@ def _copies(results: Results) -> Iterator[Line]:
     for length in distinct(results.get("autoencoder", ()), "length"):
         wanted = max(1, length // TOKENS_PER_CALL)
         one_block = select(results["autoencoder"], length=length, block=length)
+        if not one_block:  # the run was stopped before it measured them
+            continue
         row = min(one_block, key=lambda row: abs(math.log(row["calls"] / wanted)))
         what = f"copies of programs through {registers} registers, {length} tokens, {row['calls']} calls"
         yield [
