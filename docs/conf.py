@@ -28,6 +28,7 @@ CONTENTS = {  # of the pages that have others below them
         "sampling",
         "play",
         "training",
+        "more-stages",
         "corpus",
         "evaluation",
         "reproduce",
