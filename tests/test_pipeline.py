@@ -406,7 +406,7 @@ def test_the_first_of_the_drawn_registers_may_guide_alone(pipe):
 def test_the_base_is_a_network_of_its_own_or_else_the_result_says_what_it_is(pipe):
     assert pipe.generate(1, method="base", calls=4).note == ""
     without = replace(pipe, base=None).generate(1, method="base", calls=4)
-    assert without.note == "no base of its own: the demasker with an empty prefix"
+    assert without.note == "no base of its own: the demasker without registers"
     assert without.registers is None
 
 

@@ -278,7 +278,7 @@ def test_without_nested_dropout_all_registers_are_visible_in_every_preset(corpus
         set(sample_visible_registers(64, one.guided_objective, streams).tolist()) for one in (run, other)
     )
     assert seen == {0, 1, 2, 4, 8, 16, 32, 64}
-    assert all_seen == {0, 64}  # none, at the preset's rate of empty prefixes
+    assert all_seen == {0, 64}  # none, at the preset's `empty_prefix_rate`
 
 
 @pytest.mark.parametrize("kind", PRESETS)

@@ -15,6 +15,6 @@ LogProbs = Float[Tensor, "B N"]  # of one token per position
 RowTokens = Int[Tensor, "R"]
 RowLogits = Float[Tensor, "R V"]
 PerSample = Float[Tensor, "B"]
-PrefixLength = Int[Tensor, "B"]
+PrefixLength = Int[Tensor, "B"]  # k: the demasker reads the first k registers
 RegisterBank = Float[Tensor, "B K D"]
 RegisterTime = Float[Tensor, "B K"]  # diffusion time of each register: 0 clean, 1 noise

@@ -1,10 +1,10 @@
-"""The guided demasker f_theta(x_t, z_0): LLaDA with a prefix of registers before the text (App. C).
+"""The guided demasker f_theta(x_t, z_0): LLaDA with registers before the text (App. C).
 
     [START, z_1, ..., z_K, END, E(x_t)]
 
-The prefix has a fixed shape. Each sample uses only its first k registers (its prefix length). The others are
-masked in attention, which has the same effect as removing them (decision D17). Register noise and nested dropout
-are applied elsewhere.
+START, registers and END stand in register slots, whose number does not depend on k. Each sample uses only its
+first k registers (k is `prefix_length`). The others are masked in attention, which has the same effect as removing
+them (decision D17). Register noise and nested dropout are applied elsewhere.
 """
 
 import torch
@@ -23,7 +23,7 @@ class DemaskerConfig:
     num_registers: Width = 128  # Sec. 5
     register_width: Width = 1024  # Sec. 5
     prefix_axis_share: Share = 1 / 8  # share of the frequency pairs, the lowest ones (decision D23)
-    literal_positions: bool = False  # the prefix shifts the text positions, as App. C states (D16)
+    literal_positions: bool = False  # registers shift the text positions, as App. C states (D16)
     across_text: bool = False  # register positions are spread over the text, not before it (decision D26)
 
     def __post_init__(self) -> None:
@@ -105,7 +105,7 @@ class Demasker(nn.Module):
     def _angles(
         self, num_given: int, num_text: int, prefix_length: PrefixLength | None, device: torch.device
     ) -> Float[Tensor, "_ L P"]:
-        """Return the angles of two-axis RoPE: the lowest frequencies use the index within the prefix."""
+        """Return the angles of two-axis RoPE: the lowest frequencies use the index within the register slots."""
         if self.config.literal_positions:
             along_text, along_prefix = literal_axes(num_given, num_text, prefix_length, device)
         else:
@@ -126,9 +126,9 @@ Axes = tuple[Int[Tensor, "_ L"], Int[Tensor, "_ L"]]
 
 
 def fixed_axes(num_registers: int, num_given: int, num_text: int, device: torch.device) -> Axes:
-    """Return the global and the prefix-local index of every position; the default reading of App. C (D16).
+    """Return every position's global index and its index within the slots; the default reading of App. C (D16).
 
-    Text keeps the positions 0, 1, 2 ... that it has without a prefix. The prefix has negative positions, which do
+    Text keeps the positions 0, 1, 2 ... that it has without registers. The slots have negative positions, which do
     not depend on k or on the number of registers given: START is at -(K + 2), END at -1.
     """
     slots = torch.arange(num_given + 1, device=device)  # START and registers
@@ -139,7 +139,7 @@ def fixed_axes(num_registers: int, num_given: int, num_text: int, device: torch.
 
 
 def literal_axes(num_given: int, num_text: int, prefix_length: PrefixLength | None, device: torch.device) -> Axes:
-    """Return both indices under the literal reading of App. C: one index runs through prefix and text.
+    """Return both indices under the literal reading of App. C: one index runs through slots and text.
 
     END and the text follow the last visible register. Both axes use the same index.
     """

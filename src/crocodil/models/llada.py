@@ -87,11 +87,12 @@ class LLaDA(nn.Module):
         causal: bool = False,
         with_states: bool = False,
     ) -> Float[Tensor, "B L V"] | RowLogits | LogitsAndStates:
-        """Return logits at all positions, prefix included, or only at the token positions in `rows`.
+        """Return logits at all positions, or only at the token positions in `rows`.
 
-        `attention_mask` (True: may be attended to) and `positions` cover prefix and tokens. By default,
-        positions count from the start of the prefix. With `causal`, positions attend only to earlier ones.
-        With `with_states`, also return the states after each block.
+        `prefix_embeddings` come before the tokens and have positions too: logits, `attention_mask` (True: may be
+        attended to) and `positions` include them, and by default positions count from the first of them. With
+        `causal`, positions attend only to earlier ones. With `with_states`, also return the states after each
+        block.
         """
         embeddings = self.embed(tokens)
         if prefix_embeddings is not None:

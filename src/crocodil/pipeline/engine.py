@@ -37,7 +37,7 @@ def affordable_batch(backbone: LLaDAConfig, length: int, device: torch.device, *
     """Return how many samples fit into half of the free memory, up to the largest useful batch.
 
     A sample needs at most four float32 copies of its logits (scaled, sorted, summed, noisy) and, at each position
-    of the demasker, `prefix` included, sixteen vectors and one attention row per head.
+    (`prefix` of them come before the canvas), sixteen vectors and one attention row per head.
     """
     positions = length + prefix
     floats = 4 * length * backbone.vocab_size + positions * (16 * backbone.width + positions * backbone.num_heads)

@@ -55,7 +55,7 @@ def generation_job(
         raise ValueError(f"given has {len(given)} entries for {count} texts: give one for each, or one for all")
     canvas = model.canvas(model.settings.canvas(length), given)
     if method is Method.BASE:
-        note = "no base of its own: the demasker with an empty prefix" if model.base is None else ""
+        note = "no base of its own: the demasker without registers" if model.base is None else ""
         return seed_job(base_sampler(model, decoding), canvas, seed, count, decoding, note=note)
     draws = draws_from(model.priors, drawing, has_given_text=bool(given))
     sample = guided_sampler(model.demasker, draws, decoding, drawing, engine=model.engine)

@@ -63,7 +63,7 @@ class Networks:
     prompt_encoder: RegisterEncoder | None = None  # h_kappa; None: the encoder
     length_head: LengthHead | None = None  # of answers
     prompted_demasker: Demasker | None = None  # None: the demasker
-    base: LLaDA | None = None  # trained by itself; None: the demasker with an empty prefix (decision D14)
+    base: LLaDA | None = None  # trained by itself; None: the demasker without registers (decision D14)
     encoder_tokenizer: Tokenizer | None = None  # of an encoder with another vocabulary (decision D7)
     compiled: bool = False
 

@@ -17,7 +17,7 @@ class Pricing:
     demasker: Demasker
     encoder: RegisterEncoder
     priors: tuple[RegisterDenoiser | None, ...]
-    has_base: bool = False  # without one, plain masked diffusion has an empty prefix
+    has_base: bool = False  # if not, plain masked diffusion is the demasker without registers
 
     @property
     def prior(self) -> RegisterDenoiser | None:
@@ -35,11 +35,11 @@ class Pricing:
         `num_registers` registers stand before the text, between START and END; None means no guidance.
         """
         base, prior = Size(num_parameters(self.demasker.backbone), length), self.prior
-        has_no_prefix = num_registers is None and self.has_base
-        prefixed = Size(num_parameters(self.demasker), length + 2 + (num_registers or 0))
+        has_no_slots = num_registers is None and self.has_base
+        with_slots = Size(num_parameters(self.demasker), length + 2 + (num_registers or 0))
         return cost.flop_nfe(
             unit=base,
-            demasker=base if has_no_prefix else prefixed,
+            demasker=base if has_no_slots else with_slots,
             denoiser=Size(num_parameters(prior), 0 if prior is None else prior.config.num_registers),
             encoder=Size(num_parameters(self.encoder), length + self.encoder.config.num_registers),
         )

@@ -212,7 +212,7 @@ def paper(corpus: Corpus, pretrained: Pretrained) -> Run:
 def paper_plus(corpus: Corpus, pretrained: Pretrained) -> Run:
     """The paper's run with our additions: the model also decodes without registers, and with a prompt.
 
-    A tenth of the samples have an empty prefix (D14), a tenth a given prefix or suffix, for the priors a quarter
+    A tenth of the samples have no registers (D14), a tenth a given prefix or suffix, for the priors a quarter
     (D24), and a tenth the null condition (D15). The priors model the first 8 registers (D19).
     """
     run = paper(corpus, pretrained)
@@ -268,8 +268,8 @@ def as_printed(run: Run) -> Run:
     """The paper's method as printed, without our additions, with the sizes, lengths, steps and rates of the run.
 
     Registers come before the text and shift it, the encoder is causal and not initialised from the base, all
-    prefix lengths are equally likely, the priors model all registers without self-conditioning, and AdamW is the
-    optimiser.
+    numbers k of registers are equally likely, the priors model all registers without self-conditioning, and AdamW
+    is the optimiser.
     """
     prior = replace(run.prior, num_registers=run.encoder.num_registers, self_conditioned=False)
     warmup = PAPER_WARMUP_STEPS if run.guided_loop.num_steps > PAPER_WARMUP_STEPS else run.encoder_warmup_steps

@@ -1,4 +1,4 @@
-"""Operations on register banks: normalisation, noise, blocks and prefixes, interpolation (App. C and D).
+"""Operations on register banks: normalisation, noise, blocks, nested dropout, interpolation (App. C and D).
 
 A bank is the tensor of all registers of a text; B K D for a batch. Pure tensor mathematics, without networks.
 """
@@ -85,7 +85,7 @@ def sample_block_end(num_registers: int, *, streams: Streams) -> PrefixLength:
 
 
 def within_prefix(prefix_length: PrefixLength, num_registers: int) -> Bool[Tensor, "B K"]:
-    """Return a mask of the registers within a prefix of this length."""
+    """Return a mask of the first k registers; k is `prefix_length`."""
     return torch.arange(num_registers, device=prefix_length.device) < prefix_length[:, None]
 
 

@@ -242,7 +242,7 @@ def described(drawing: Drawing) -> str:
 
 
 def parts_of_base(pipe: Crocodil) -> tuple[str, ...]:
-    """Return the parts that the base method uses: without a base network, the demasker with an empty prefix."""
+    """Return the parts that the base method uses: if there is no base network, the demasker without registers."""
     return ("base",) if pipe.base is not None else ("base", "demasker")
 
 

@@ -218,7 +218,7 @@ def _base_line(row: Row, generated: Sequence[Row]) -> Text:
         return Text(f"{where}: no base was measured, so there are no speed-ups.")
     if row["base"] is None:
         return Text(
-            f"""**Caution, {where.lower()}:** the model has no base of its own; the demasker with an empty prefix
+            f"""**Caution, {where.lower()}:** the model has no base of its own; the demasker without registers
             takes its place. Speed-ups over it prove little."""
         )
     share = row["base_compute_share"]

@@ -52,7 +52,7 @@ class Cost:
     def flop_nfe(self, *, unit: Size, demasker: Size, denoiser: Size, encoder: Size) -> float:
         """All calls weighted by parameters x positions, in units of one call of `unit`.
 
-        If the unit is a call of the base on the text alone, the cost includes the register prefix and the encoder.
+        If the unit is a call of the base on the text alone, the cost includes the registers and the encoder.
         """
         work = (
             self.demasker_calls * demasker.work

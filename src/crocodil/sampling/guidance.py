@@ -31,7 +31,7 @@ class Unguided:
 
 @dataclass(frozen=True)
 class Guided:
-    """The guided demasker; without registers it runs with an empty prefix (decision D14)."""
+    """The guided demasker; without registers it reads only START and END before the text (decision D14)."""
 
     demasker: Demasker
     num_registers: int | None = None  # guide with the first registers only; None: with all
@@ -63,8 +63,8 @@ class PromptGuided:
 def strengthened(demask: Demask, guidance: float) -> Demask:
     """Classifier-free guidance by registers: without + guidance * (with - without).
 
-    Guidance 1 is the guided demasker itself. Other values need a second call, and a demasker that was trained with
-    empty prefixes, that is, sometimes without registers (decision D14).
+    Guidance 1 is the guided demasker itself. Other values need a second call, and a demasker that was also
+    trained without registers (decision D14).
     """
     if guidance == 1:
         return demask

@@ -180,7 +180,7 @@ class _Kind:
             flop_nfe=fmean(per_prompt.flop_nfe for per_prompt in prices),
             seconds=fmean(answers.seconds + answers.ranking.seconds for answers in made),
             ranking_flop_nfe=fmean(per_prompt.ranking_flop_nfe for per_prompt in prices),
-            note="no base of its own: the demasker with an empty prefix" if has_no_base else "",
+            note="no base of its own: the demasker without registers" if has_no_base else "",
         )
 
     def _by_causal(self, causal: LanguageModel) -> Answered:

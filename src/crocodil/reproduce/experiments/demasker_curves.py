@@ -79,7 +79,7 @@ def accuracy_row(
 
 
 def demask(pipe: Crocodil, registers: RegisterBank | None, noisy_tokens: TokenIds, hidden: Positions) -> RowLogits:
-    """Return the logits; without registers those of the base, or of the demasker with an empty prefix (D14)."""
+    """Return the logits; without registers those of the base or, if there is none, of the demasker (D14)."""
     if registers is None and pipe.base is not None:
         return pipe.base(noisy_tokens, rows=hidden)
     if registers is None:
