@@ -11,18 +11,41 @@ from crocodil.objectives import (
     DemaskerObjective,
     DistilObjective,
     PriorObjective,
+    PromptedBatch,
     RateObjective,
     base_loss,
     conditional_prior_loss,
     distilled_loss,
     guided_step,
     prior_loss,
+    prompted_demasking_loss,
     register_rate,
     sample_visible_registers,
 )
 from crocodil.objectives.drafts import draft_tokens
 from crocodil.processes.gaussian import shifted_time
+from crocodil.processes.masking import Masked
 from crocodil.seeding import generator_for
+
+
+def algorithm_1(encode, demasker, tokens, *, objective, streams):
+    return guided_step(encode, demasker, tokens, objective=objective, mask_id=MASK, streams=streams).loss
+
+
+def answers_in(tokens):
+    """Positions of answers of 4 to 8 tokens inside these texts."""
+    position, start, stop = torch.arange(tokens.shape[1]), 2 + tokens[:, :1] % 2, 7 + tokens[:, -1:] % 4
+    return (position >= start) & (position < stop)
+
+
+def with_a_prompt(encode, demasker, tokens, *, objective, streams):
+    is_answer = answers_in(tokens)
+    answers = tokens.where(is_answer, tiny.EOS)  # h_phi does not read the prompt
+    batch = PromptedBatch(Masked(tokens, is_answer), answers, tokens, is_answer)
+    return prompted_demasking_loss(encode, demasker, batch, objective=objective, mask_id=MASK, streams=streams)
+
+
+GUIDED = pytest.mark.parametrize("guided", [algorithm_1, with_a_prompt])
 
 
 def losses():
@@ -39,12 +62,13 @@ def losses():
         "base with drafts": lambda tokens, streams: base_loss(
             base, tokens, mask_id=MASK, streams=streams, draft_rate=1.0
         ),
-        "Algorithm 1": lambda tokens, streams: guided_step(
-            encode, demasker, tokens, objective=DemaskerObjective(), mask_id=MASK, streams=streams
-        ).loss,
-        "Algorithm 1 with drafts": lambda tokens, streams: guided_step(
-            encode, demasker, tokens, objective=DemaskerObjective(draft_rate=1.0), mask_id=MASK, streams=streams
-        ).loss,
+        **{
+            f"{name} and a draft rate of {rate}": lambda tokens, streams, loss=loss, rate=rate: loss(
+                encode, demasker, tokens, objective=DemaskerObjective(draft_rate=rate), streams=streams
+            )
+            for name, loss in (("Algorithm 1", algorithm_1), ("a prompt", with_a_prompt))
+            for rate in (0.0, 1.0)
+        },
         "Algorithm 4": lambda tokens, streams: conditional_prior_loss(
             conditional, encode, tokens, encoder(tokens),
             objective=PriorObjective(), mask_id=MASK, streams=streams,
@@ -74,7 +98,7 @@ def test_the_same_streams_give_the_same_loss_and_others_another(name):
     assert not torch.equal(loss_of(tokens, tiny.streams(4, 0)), loss_of(tokens, tiny.streams(4, 1)))
 
 
-def seen_by_the_demasker(objective, count=2000):
+def seen_by_the_demasker(objective, count=2000, guided=algorithm_1):
     """What Algorithm 1 shows the demasker, and the clean registers behind it."""
     demasker, encoder, tokens = tiny.demasker(), tiny.encoder(), tiny.programs(count, 12)
     seen = {}
@@ -84,10 +108,7 @@ def seen_by_the_demasker(objective, count=2000):
     )
     clean = encoder(tokens)
     with torch.no_grad():
-        guided_step(
-            lambda tokens, hidden: clean, demasker, tokens,
-            objective=objective, mask_id=MASK, streams=tiny.streams(count),
-        )  # fmt: skip
+        guided(lambda tokens, hidden: clean, demasker, tokens, objective=objective, streams=tiny.streams(count))
     return seen, clean
 
 
@@ -107,8 +128,9 @@ def test_algorithm_1_shows_registers_at_the_cosine_of_the_paper():
     assert torch.equal(seen["registers"], clean)
 
 
-def test_the_noise_level_of_a_text_may_be_drawn_up_to_that_of_the_cosine():
-    seen, clean = seen_by_the_demasker(DemaskerObjective(uniform_noise=True), count=500)
+@GUIDED
+def test_the_noise_level_of_a_text_may_be_drawn_up_to_that_of_the_cosine(guided):
+    seen, clean = seen_by_the_demasker(DemaskerObjective(uniform_noise=True), count=500, guided=guided)
     level = (seen["registers"] - clean).square().mean(dim=(1, 2)).sqrt()
     assert level.max() < 0.75 * 1.3  # 96 numbers each: the estimate of a level has an error of 7%
     assert torch.allclose(
@@ -116,9 +138,10 @@ def test_the_noise_level_of_a_text_may_be_drawn_up_to_that_of_the_cosine():
     )
 
 
-def test_algorithm_1_replaces_registers_by_noise_of_their_norm_at_its_rate():
+@GUIDED
+def test_algorithm_1_replaces_registers_by_noise_of_their_norm_at_its_rate(guided):
     objective = DemaskerObjective(noise_prefix_rate=0.75, register_cosine=1.0)
-    seen, clean = seen_by_the_demasker(objective, count=500)
+    seen, clean = seen_by_the_demasker(objective, count=500, guided=guided)
     replaced = (seen["registers"] != clean).all(dim=(1, 2))
     assert torch.equal(seen["registers"][~replaced], clean[~replaced])
     assert replaced.float().mean().item() == pytest.approx(0.75, abs=0.05)
@@ -127,8 +150,9 @@ def test_algorithm_1_replaces_registers_by_noise_of_their_norm_at_its_rate():
     assert torch.cosine_similarity(noise, clean[replaced], dim=-1).mean().abs() < 0.02
 
 
+@GUIDED
 @pytest.mark.parametrize("rate", [0.25, 1.0])
-def test_the_encoder_reads_some_texts_in_part(rate):
+def test_the_encoder_reads_some_texts_in_part(rate, guided):
     asked = {}
 
     def encode(tokens, hidden):
@@ -137,10 +161,7 @@ def test_the_encoder_reads_some_texts_in_part(rate):
 
     objective = DemaskerObjective(partial_rate=rate)
     with torch.no_grad():
-        guided_step(
-            encode, tiny.demasker(), tiny.programs(2000, 12),
-            objective=objective, mask_id=MASK, streams=tiny.streams(2000),
-        )  # fmt: skip
+        guided(encode, tiny.demasker(), tiny.programs(2000, 12), objective=objective, streams=tiny.streams(2000))
     some_hidden = asked["hidden"].any(dim=1).float().mean().item()
     assert some_hidden == pytest.approx(rate * 12 / 13, abs=0.03)  # a uniform share hides none of 12 once in 13
     assert asked["hidden"].float().mean().item() == pytest.approx(rate / 2, abs=0.02)
@@ -326,12 +347,38 @@ def test_a_draft_has_proposals_of_the_demasker_which_saw_them_masked():
         assert not (hidden & rows).any()
         return 100.0 * torch.nn.functional.one_hot(torch.full((int(rows.sum()),), 8), tiny.VOCAB)
 
-    draft = draft_tokens(certain_of_eight, noisy, hidden, mask_id=MASK, streams=tiny.streams(50))
+    draft = draft_tokens(certain_of_eight, noisy, ~hidden, mask_id=MASK, streams=tiny.streams(50))
     drafted = draft != noisy
     assert (draft[drafted] == 8).all()
     share = drafted.sum(dim=1) / (~hidden).sum(dim=1)
     assert share.mean().item() == pytest.approx(0.5, abs=0.1)  # uniform over samples,
     assert share.std().item() == pytest.approx(12**-0.5, abs=0.07)  # and the same within one
+
+
+def test_drafts_of_an_answer_leave_its_prompt_alone():
+    encoder, demasker, tokens, calls = tiny.encoder(), tiny.demasker(), tiny.programs(200, 12), []
+    demasker.register_forward_pre_hook(
+        lambda module, args, kwargs: calls.append((args[0], kwargs["rows"])), with_kwargs=True
+    )
+    objective = DemaskerObjective(draft_rate=0.5, uniform_noise=True, partial_rate=0.5, noise_prefix_rate=0.5)
+    with torch.no_grad():
+        with_a_prompt(
+            lambda tokens, hidden: encoder(tokens, hidden=hidden), demasker, tokens,
+            objective=objective, streams=tiny.streams(200),
+        )  # fmt: skip
+    is_answer = answers_in(tokens)
+    for noisy, read in calls:  # one to draft, one for the loss
+        is_prompt = ~is_answer[: len(noisy)]
+        assert torch.equal(noisy[is_prompt], tokens[: len(noisy)][is_prompt])
+        assert not read[is_prompt].any()
+    (drafting, proposed), (noisy, read) = calls
+    assert len(drafting) == 100
+    wrong = (noisy != tokens) & (noisy != MASK)
+    assert wrong[:100].any()
+    assert not (wrong[:100] & ~proposed).any()
+    assert not wrong[100:].any()
+    assert torch.equal(read[:100], is_answer[:100])  # a draft is predicted as a whole, other texts where hidden
+    assert torch.equal(read[100:], noisy[100:] == MASK)
 
 
 # ---------------------------------------------------------------- the register rate

@@ -21,6 +21,7 @@ from crocodil.sampling.cost import Cost
 from crocodil.text.positions import Place
 from crocodil.text.prompts import TokenizedPair, at_column
 from crocodil.text.tokenizer import SpecialIds
+from crocodil.training.estimate import step_flops
 from crocodil.training.run import run_stage
 from crocodil.training.stage_setup import Workspace, prompted_stage
 
@@ -102,6 +103,23 @@ def test_every_part_has_a_gradient_and_a_shared_encoder_rests(trained, corpus, p
         assert all(parameter.grad is None for parameter in stage.encoder.parameters())
 
 
+@pytest.mark.parametrize(
+    "options", [{"draft_rate": 0.5}, {"uniform_noise": True}, {"partial_rate": 0.5}, {"noise_prefix_rate": 0.5}]
+)
+def test_the_demasker_is_corrupted_as_in_stage_guided_and_the_others_learn_as_before(
+    trained, corpus, pairs, options
+):
+    run, workspace = prompting(corpus, pairs), Workspace(corpus, trained, trained)
+    corrupting = replace(run, guided_objective=replace(run.guided_objective, **options))
+    plain, corrupted = (prompted_stage(one, workspace)[0] for one in (run, corrupting))
+    before, after = (stage.loss(0, range(16)) for stage in (plain, corrupted))  # 4 answers are soon all hidden
+    assert {name for name in before if not torch.equal(before[name], after[name])} == {"demasking_loss"}
+    assert corrupted.work().flops / plain.work().flops == pytest.approx(
+        step_flops(corrupting)["prompted"] / step_flops(run)["prompted"]
+    )
+    assert (corrupted.work().flops > plain.work().flops) == ("draft_rate" in options)
+
+
 def test_a_stage_without_pairs_is_one_clear_line(trained, corpus, pairs, tmp_path):
     workspace = Workspace(corpus, tmp_path, trained)
     with pytest.raises(ValueError, match="stage prompted needs --pairs"):
@@ -159,6 +177,15 @@ def test_answers_follow_prompt_condition_and_length_head(pipe, method):
     if refreshes:
         again = pipe.complete(PROMPT, "\n\n", **options, batch_size=1)
         assert [one.text for one in again] == [one.text for one in answers]
+
+
+def test_answers_may_be_revised_and_their_registers_noisy_while_the_prompt_stays(pipe):
+    options = {"count": 2, "calls": 4, "bound_draws": 2, "rule": "revise", "register_noise": 0.5}
+    answers = pipe.complete(PROMPT, "\n\n", **options, early_stop=True)
+    assert (answers.prompt, answers.suffix) == (PROMPT, "\n\n")
+    assert all(re.match(r"    \S", answer.text) for answer in answers)
+    others = pipe.complete(PROMPT, "\n\n", **{**options, "rule": "confidence"}, early_stop=True)
+    assert [one.text for one in answers] != [one.text for one in others]
 
 
 def test_many_places_have_the_answers_that_they_have_alone_and_a_price(pipe):

@@ -123,6 +123,16 @@ def test_a_visible_token_that_is_read_has_weight_one():
     assert torch.allclose(demasking_loss(logits, tokens, hidden, torch.tensor([0.25]), read=read), expected)
 
 
+def test_the_loss_of_an_answer_is_that_of_the_answer_alone_whatever_the_length_of_its_prompt():
+    tokens, mask_prob = torch.tensor([[7, 3, 1, 4, 7]]), torch.tensor([0.25])
+    is_answer = torch.tensor([[False, True, True, True, False]])
+    hidden = torch.tensor([[False, True, False, False, False]])
+    logits = torch.randn(3, 8, generator=torch.Generator().manual_seed(0))
+    alone = demasking_loss(logits, tokens[:, 1:4], hidden[:, 1:4], mask_prob, read=is_answer[:, 1:4])
+    placed = demasking_loss(logits, tokens, hidden, mask_prob, read=is_answer, is_answer=is_answer)
+    assert torch.allclose(placed, alone)
+
+
 # ---------------------------------------------------------------- proposals
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from crocodil.models.demasker import Demasker
 from crocodil.models.llada import LLaDA
 from crocodil.objectives.drafts import with_drafts
-from crocodil.processes.masking import demasking_loss, mask_prob_at, mask_tokens, sample_given
+from crocodil.processes.masking import Masked, demasking_loss, mask_prob_at, mask_tokens, sample_given
 from crocodil.processes.registers import (
     noise_std_for_cosine,
     perturb,
@@ -91,11 +91,29 @@ def guided_step(
     time = streams.at("time").uniform() if time is None else time  # line 2
     mask_prob = mask_some_fully(mask_prob_at(time), objective.all_mask_rate, streams.at("all-mask"))
     given = sample_given(tokens.shape[1], objective.given_rate, streams=streams.at("given"))
-    noisy_tokens, hidden = mask_tokens(  # line 3
+    masked = mask_tokens(  # line 3
         tokens, mask_prob, mask_id=mask_id, streams=streams.at("mask"), given=given & (mask_prob < 1)[:, None]
     )
-    encoder_hidden = _encoder_hidden(tokens, objective, streams.at("unseen")) if objective.partial_rate else None
-    clean_registers = registers = encode(tokens, encoder_hidden)  # line 4
+    guide = sample_guide(encode, tokens, objective, streams)  # lines 4 and 5
+    loss = guided_loss(  # line 6
+        demasker, guide, tokens, masked, mask_prob, objective=objective, mask_id=mask_id, streams=streams
+    )
+    return GuidedStep(loss, guide.clean, guide.of_whole_text)
+
+
+class Guide(NamedTuple):
+    """The registers that guide the demasker."""
+
+    clean: RegisterBank  # z_0, before noise
+    noisy: RegisterBank  # those that the demasker reads,
+    prefix_length: PrefixLength  # up to this one
+    of_whole_text: Bool[Tensor, "B"]  # whether the encoder saw all of the text
+
+
+def sample_guide(encode: Encode, tokens: TokenIds, objective: DemaskerObjective, streams: Streams) -> Guide:
+    """Encode texts, or answers, and corrupt their registers: Algorithm 1, lines 4 and 5."""
+    hidden = _encoder_hidden(tokens, objective, streams.at("unseen")) if objective.partial_rate else None
+    clean = registers = encode(tokens, hidden)  # line 4
     if objective.noise_prefix_rate:
         registers = replace_by_noise(
             registers, rate=objective.noise_prefix_rate, streams=streams.at("noise prefix")
@@ -103,19 +121,43 @@ def guided_step(
     std: float | Tensor = noise_std_for_cosine(objective.register_cosine)
     if objective.uniform_noise:
         std = std * streams.at("noise level").uniform(1, 1)
-    noisy_registers = perturb(registers, std=std, streams=streams.at("register noise"))  # line 5
+    noisy = perturb(registers, std=std, streams=streams.at("register noise"))  # line 5
     prefix_length = sample_visible_registers(registers.shape[1], objective, streams.at("prefix"))
+    whole = tokens.new_ones(len(tokens), dtype=torch.bool) if hidden is None else ~hidden.any(dim=1)
+    return Guide(clean, noisy, prefix_length, whole)
+
+
+def guided_loss(
+    demasker: Demasker,
+    guide: Guide,
+    tokens: TokenIds,
+    masked: Masked,
+    mask_prob: PerSample,
+    *,
+    objective: DemaskerObjective,
+    mask_id: int,
+    streams: Streams,
+    is_answer: Positions | None = None,
+) -> Loss:
+    """Return the loss of the guided demasker: Algorithm 1, line 6, with drafts (decision D62).
+
+    If `is_answer` is given, all other tokens are a prompt: no draft changes them, and they have no loss.
+    """
 
     def demask(some_tokens: TokenIds, rows: Positions) -> RowLogits:
         count = len(some_tokens)  # drafts are the first samples
-        return demasker(some_tokens, noisy_registers[:count], prefix_length=prefix_length[:count], rows=rows)
+        return demasker(some_tokens, guide.noisy[:count], prefix_length=guide.prefix_length[:count], rows=rows)
 
     noisy_tokens, read = with_drafts(
-        demask, noisy_tokens, hidden, rate=objective.draft_rate, mask_id=mask_id, streams=streams.at("draft")
+        demask,
+        *masked,
+        rate=objective.draft_rate,
+        mask_id=mask_id,
+        streams=streams.at("draft"),
+        is_answer=is_answer,
     )
-    loss = demasking_loss(demask(noisy_tokens, read), tokens, hidden, mask_prob, read=read)  # line 6
-    whole = torch.ones_like(hidden[:, 0]) if encoder_hidden is None else ~encoder_hidden.any(dim=1)
-    return GuidedStep(loss, clean_registers, whole)
+    logits = demask(noisy_tokens, read)
+    return demasking_loss(logits, tokens, masked.hidden, mask_prob, read=read, is_answer=is_answer)
 
 
 def sample_visible_registers(num_registers: int, objective: DemaskerObjective, streams: Streams) -> PrefixLength:

@@ -10,12 +10,12 @@ from crocodil.objectives.demasking import (
     DemaskerObjective,
     Encode,
     Loss,
+    guided_loss,
     mask_some_fully,
-    sample_visible_registers,
+    sample_guide,
 )
 from crocodil.objectives.priors import PriorObjective, denoise, diffuse, mask_condition
-from crocodil.processes.masking import Masked, demasking_loss, mask_prob_at, mask_tokens
-from crocodil.processes.registers import noise_std_for_cosine, perturb
+from crocodil.processes.masking import Masked, mask_prob_at, mask_tokens
 from crocodil.runtime.config import Length, Share, Weight, config
 from crocodil.seeding import Streams
 from crocodil.shapes import Positions, RegisterBank, TokenIds
@@ -79,18 +79,25 @@ def prompted_demasking_loss(
 ) -> Loss:
     """Algorithm 1 with a prompt (App. H): only answer tokens are hidden, and the answer's registers guide.
 
-    The loss is per token of an answer, then a mean over samples: it does not depend on how a batch is split.
+    Registers and answers are corrupted as in Algorithm 1, prompts never (decision D74). `given_rate` is not used:
+    the prompt is given. The loss is per token of an answer, then a mean over samples: it does not depend on how a
+    batch is split.
     """
     mask_prob = mask_some_fully(
         mask_prob_at(streams.at("time").uniform()), objective.all_mask_rate, streams.at("all-mask")
     )
-    noisy_tokens, hidden = mask_tokens(
+    masked = mask_tokens(
         batch.texts, mask_prob, mask_id=mask_id, streams=streams.at("mask"), given=~batch.is_answer
     )
-    registers = encode(batch.answers, None)
-    std = noise_std_for_cosine(objective.register_cosine)
-    noisy_registers = perturb(registers, std=std, streams=streams.at("register noise"))
-    prefix_length = sample_visible_registers(registers.shape[1], objective, streams.at("prefix"))
-    logits = demasker(noisy_tokens, noisy_registers, prefix_length=prefix_length, rows=hidden)
-    share_of_canvas = batch.is_answer.float().mean(dim=1)
-    return demasking_loss(logits, batch.texts, hidden, mask_prob * share_of_canvas)
+    guide = sample_guide(encode, batch.answers, objective, streams)
+    return guided_loss(
+        demasker,
+        guide,
+        batch.texts,
+        masked,
+        mask_prob,
+        objective=objective,
+        mask_id=mask_id,
+        streams=streams,
+        is_answer=batch.is_answer,
+    )

@@ -102,13 +102,16 @@ def demasking_loss(
     mask_prob: PerSample,
     *,
     read: Positions | None = None,
+    is_answer: Positions | None = None,
 ) -> Float[Tensor, ""]:
     """Eq. 5: cross-entropy at the hidden positions, weighted by 1 / mask_prob (decision D1).
 
     `row_logits` are the demasker's logits at the positions `hidden`, in the order of `tokens[hidden]`. If `read`
     is given, they are at these positions, which include visible ones. A visible token has weight 1 (decision D62).
+    The loss is per token of a text or, if `is_answer` is given, of its answer, then a mean over samples.
     """
     read = hidden if read is None else read
     losses = F.cross_entropy(row_logits.float(), tokens[read], reduction="none")
-    weights = (1 / mask_prob)[:, None].where(hidden, 1)[read]
+    share = torch.ones_like(mask_prob) if is_answer is None else is_answer.float().mean(dim=1)
+    weights = (1 / (mask_prob * share))[:, None].where(hidden, (1 / share)[:, None])[read]
     return (weights * losses).sum() / tokens.numel()

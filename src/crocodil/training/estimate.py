@@ -140,6 +140,7 @@ def step_flops(run: Run) -> dict[str, float]:
             prompted_flops(
                 _prompted(run), run.encoder, run.demasker if run.prompted_objective.demasker_learns else None,
                 objective=run.prompted_objective, text_length=max(run.lengths),
+                draft_rate=run.guided_objective.draft_rate,
             )
         ],
     }  # fmt: skip

@@ -176,6 +176,7 @@ class PromptedStage:
             None if self.demasker is None else self.demasker.config,
             objective=self.objective,
             text_length=self.data.text_length,
+            draft_rate=self.guided_objective.draft_rate,
         )
         return Work(self.data.text_length, flops)
 

@@ -130,8 +130,12 @@ def prompted_flops(
     *,
     objective: PromptedObjective,
     text_length: int,
+    draft_rate: float = 0.0,
 ) -> float:
-    """Stage prompted: the encoder reads the answer, the masked answer and the prompt. The length head is small."""
+    """Stage prompted: the encoder reads the answer, the masked answer and the prompt. The length head is small.
+
+    Half of an answer is hidden on average; drafts are as in Algorithm 1.
+    """
     answer, prompt = (
         encoder_flops(encoder, positions=length + encoder.num_registers)
         for length in (objective.answer_length, objective.prompt_length)
@@ -141,8 +145,10 @@ def prompted_flops(
     demasking = 0.0
     if demasker is not None:
         positions = text_length + demasker.num_registers + 2
-        rows = objective.answer_length / 2
+        rows = (1 + draft_rate) / 2 * objective.answer_length
         demasking = TRAINED * demasker_flops(demasker.backbone, positions=positions, rows=rows)
+        drafted = objective.answer_length / 4
+        demasking += draft_rate * FROZEN * demasker_flops(demasker.backbone, positions=positions, rows=drafted)
     return prior_flops(denoiser) + encoding + demasking
 
 
