@@ -227,7 +227,7 @@ def test_the_full_protocol_is_the_papers():
     assert FULL.calls(512, guided=True) == [8, 16, 32, 64]
     assert QUICK.num_samples == 256
     assert register_counts(128) == [8, 64, 128]
-    with pytest.raises(ValueError, match="no protocol 'huge': choose one of full, quick, defaults, laptop, tiny"):
+    with pytest.raises(ValueError, match="no protocol 'huge': choose one of full, quick, defaults, tiny"):
         protocol_named("huge")
 
 

@@ -161,7 +161,7 @@ Ablation = Literal[
     "without block offsets", "literal two-axis RoPE", "as printed",
 ]  # fmt: skip
 LayerChoice = Literal["greedy", "spaced"]
-Protocol = Literal["full", "quick", "defaults", "laptop", "tiny"]
+Protocol = Literal["full", "quick", "defaults", "tiny"]
 Split = Literal["valid", "test"]
 Network = Literal[
     "demasker", "encoder", "prior", "conditional", "weak_prior", "condition_encoder", "prompted", "prompt_encoder",

@@ -175,8 +175,6 @@ QUICK = Protocol(
 # Guided methods with the model's default settings. One candidate needs no sweep. The base is not measured: it may
 # have one call at most, and the fewest that are measured are 16.
 DEFAULTS = Protocol(name="defaults", swept={}, min_calls=16, max_guided_calls=32, max_base_calls=1, table_rows=0)
-# The same on a CPU, in about an hour for a model of the size of the built-in one.
-LAPTOP = replace(DEFAULTS, name="laptop", num_samples=200, num_copied=64, max_guided_calls=16, with_oracle=False)
 TINY = Protocol(
     name="tiny", num_programs=8, num_copied=8, num_pairs=6, num_drawn=8, num_samples=6, num_swept=4,
     swept={"rule": ("confidence",)}, base_sweep=({"temperature": (1.0,), "corrector": (0.0, 0.25)},),
@@ -186,7 +184,7 @@ TINY = Protocol(
     mauve_seeds=(0, 1), drawing={"prior_steps": 4, "refresh_steps": 2}, mauve_buckets=2, nearest=2,
     num_bound=4, num_maskings=2, num_clocked=2, num_timed=1, table_rows=1, two_sentences_steps=(20, 30, 20),
 )  # fmt: skip
-PROTOCOLS = {protocol.name: protocol for protocol in (FULL, QUICK, DEFAULTS, LAPTOP, TINY)}
+PROTOCOLS = {protocol.name: protocol for protocol in (FULL, QUICK, DEFAULTS, TINY)}
 
 
 def protocol_named(name: str) -> Protocol:
