@@ -1,8 +1,7 @@
 """Committed rows belong to their model, and the pages state what rows and runs say.
 
-`results/first/` has the rows of the first model that the package contained, `results/second/` those of the second.
-The pages of the built-in model name the folder of its rows in their marks (`crocodil.reproduce.pages`): for
-another model, the marks change.
+`results/first/` has the rows of the first model that the package contained. The pages of the built-in model name
+the folder of its rows in their marks (`crocodil.reproduce.pages`): for another model, the marks change.
 """
 
 import json
@@ -33,7 +32,6 @@ from crocodil.reproduce.headline_numbers import summary
 from crocodil.reproduce.pages import filled, folders_of, write_page
 from crocodil.reproduce.report import TITLE, report, timed
 from crocodil.reproduce.sweep import candidate_of, decoding_row, own_candidate
-from crocodil.sampling.cost import num_parameters
 from crocodil.training.estimate import estimates
 from crocodil.training.run_config import Pretrained, read_run_file
 from crocodil.training.work import guided_flops
@@ -157,31 +155,7 @@ def test_the_limits_of_the_built_in_model_are_stated(pipe):
     assert "In the built-in model register i has its own position across the text" in prose(HOW)
 
 
-def test_the_model_card_states_the_shapes_the_layers_and_the_size_of_the_built_in_model(pipe):
-    folder, card = model_folder(BUILTIN), CARD.read_text()
-    networks = {name: getattr(pipe, name) for name in ("demasker", "encoder", "conditional")}
-    counts = {name: num_parameters(network) / 1e6 for name, network in networks.items()}
-    megabytes = sum(file.stat().st_size for file in folder.rglob("*.safetensors")) / 1e6
-    stated = f"{sum(counts.values()):.0f} M parameters in {megabytes:.0f} MB"
-    assert stated in prose(CARD)
-    assert stated in prose(ROOT / "CHANGELOG.md")
-    assert re.findall(r"\| ([\d.]+) M \| \d \|", card) == [f"{count:.1f}" for count in counts.values()]
-    assert f"tokenizer has {len(pipe.tokenizer):,} of SmolLM2's tokens" in prose(CARD)
-    assert f"({', '.join(map(str, read_run_file(OWN / 'training')['causal']['layers']))})" in card
-    drawn = pipe.conditional.config
-    assert f"{drawn.num_layers} layers x {drawn.width}, self-conditioned, over the first" in card
-    assert f"over the first {drawn.num_registers} registers" in card
-
-
 # ---------------------------------------------------------------- the first model
-
-
-def test_pages_of_the_built_in_model_give_the_speedups_of_the_first_model_as_its_own(found):
-    of_first = found["speedup"]["256"]["conwithindisc"]
-    stated = f"was {of_first['flops']:.1f} by FLOPs, and {of_first['nfe']:.2f} in the paper's unit of cost, NFE"
-    for page in (README, PAGE):
-        (sentence,) = (part for part in prose(page).split("For the ") if stated in part)
-        assert sentence.startswith("[first model](")
 
 
 def test_the_page_of_the_first_model_states_its_shape_and_the_compute_of_its_base(rows):
