@@ -146,7 +146,7 @@ def test_the_limits_of_the_built_in_model_are_stated(pipe):
     training = read_run_file(OWN / "training")
     objective = training.get("guided_objective") or read_run_file(OWN / "base")["guided_objective"]
     for file in (README, CARD):
-        is_stated = f"generates with {kept} registers, a prefix length that it was never trained on" in prose(file)
+        is_stated = f"generates with {kept} registers, a number that it was never trained on" in prose(file)
         assert is_stated == (kept not in {0, *objective["prefix_lengths"]})
         assert ("cannot be rebuilt exactly" in prose(file)) == (
             "demasker" not in training

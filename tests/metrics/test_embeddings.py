@@ -73,6 +73,19 @@ def test_mauve_depends_on_the_seed_of_the_clustering_only():
     assert len(set(values)) > 1
 
 
+@needs_faiss
+def test_clustering_in_one_thread_leaves_the_threads_of_the_process_as_they_were():
+    import faiss
+
+    before = faiss.omp_get_max_threads()
+    faiss.omp_set_num_threads(2)
+    try:
+        mauve(*clouds(0.3), seed=0)
+        assert faiss.omp_get_max_threads() == 2
+    finally:
+        faiss.omp_set_num_threads(before)
+
+
 def test_without_its_library_mauve_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "faiss", None)
     with pytest.raises(ValueError, match=r"pip install 'crocodil\[eval\]'"):
