@@ -244,6 +244,26 @@ def test_a_conditional_prior_is_trained_without_stage_registers(trained, corpus,
     assert len([row for row in rows(tmp_path / "conditional") if "loss" in row]) == 3
 
 
+@pytest.mark.usefixtures("short_validation")
+def test_stage_conditional_goes_on_from_another_and_counts_its_compute(trained, corpus, tmp_path):
+    shutil.copytree(trained / "guided", tmp_path / "guided")
+    shutil.copy(trained / "run.json", tmp_path)
+    start, workspace = trained / "conditional" / "model", Workspace(corpus, tmp_path, tmp_path)
+    run = live(corpus, conditional_start=start)
+    begun = conditional_stage(run, workspace)[0].denoiser.state_dict()
+    assert all(
+        torch.equal(begun[key], value) for key, value in load_model(start / "denoiser").state_dict().items()
+    )
+    assert run_stage("conditional", run, workspace)
+    record = read_checksummed(tmp_path / "conditional" / "stage.json")
+    before = read_checksummed(trained / "conditional" / "stage.json")["work"]
+    assert record["work"]["inherited"] == {**before["inherited"], "conditional": before["flops"]}
+    assert "denoiser to go on from" in record["sources"]
+    elsewhere = live(corpus, conditional_start=tmp_path)
+    with pytest.raises(ValueError, match=r"denoiser is missing: conditional_start is the folder model of"):
+        run_stage("conditional", elsewhere, Workspace(corpus, tmp_path / "other", trained))
+
+
 def test_live_draws_cost_operations_and_need_a_fixed_encoder(corpus):
     run = live(corpus)
     cached = replace(run, live_draws=0)

@@ -70,7 +70,7 @@ _FIELDS = {
     "prior": ("lengths", "prior", "prior_loop", "prior_objective"),
     "conditional": (
         "lengths", "conditional", "conditional_loop", "prior_objective", "condition_encoder_learns", "live_draws",
-        "pretrained.qwen",
+        "pretrained.qwen", "conditional_start",
     ),
     "distilled": (
         "lengths", "distilled_loop", "distil_objective", "prior_objective", "weak_prior", "pretrained.qwen",
@@ -149,6 +149,8 @@ def check_stage(name: str, run: Run, workspace: Workspace) -> None:
         _check_guided(run, workspace)
     if name in ("registers", "conditional"):
         workspace.finished("guided", "encoder")
+    if name == "conditional" and run.conditional_start is not None:
+        _check_conditional_start(run.conditional_start)
     if name == "distilled":
         _teacher_folders(run, workspace)
     if name == "prompted":
@@ -158,6 +160,13 @@ def check_stage(name: str, run: Run, workspace: Workspace) -> None:
     if name in ("prior", "distilled") or (name == "conditional" and not run.live_draws):
         workspace.registers(run, "train")
         workspace.registers(run, "valid")
+
+
+def _check_conditional_start(start: Path) -> None:
+    if not (folder := start / "denoiser").exists():
+        raise ValueError(
+            f"{folder} is missing: conditional_start is the folder model of a finished stage conditional"
+        )
 
 
 def _teacher_folders(run: Run, workspace: Workspace) -> dict[str, Path]:
@@ -294,6 +303,8 @@ def _start(name: str, run: Run, workspace: Workspace, *, resume: bool) -> None:
     if name == "guided" and run.guided_start is not None:
         folders = _guided_start_folders(run.guided_start)
         sources |= {f"{folder.name} to go on from": checksum_of(folder) for folder in folders}
+    if name == "conditional" and run.conditional_start is not None:
+        sources["denoiser to go on from"] = checksum_of(run.conditional_start / "denoiser")
     if name == "distilled":
         sources |= {path: checksum_of(folder) for path, folder in _teacher_folders(run, workspace).items()}
     if name == "prompted" and run.pairs is not None:

@@ -101,6 +101,7 @@ class Run:
     lora: LoRA | None = None  # in stage guided: train adapters on a frozen demasker
     causal: CausalStart | None = None  # in stage base: begin as a causal language model
     guided_start: Folder | None = None  # in stage guided: go on from the folder `model` of another stage guided
+    conditional_start: Folder | None = None  # in stage conditional: go on from `model` of another one
     weak_prior: Folder | None = None  # in stage distilled: the folder of a less trained prior, for autoguidance
     pairs: Folder | None = None  # in stage prompted: a folder of prompts and answers (`crocodil corpus pairs`)
 

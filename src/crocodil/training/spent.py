@@ -55,7 +55,7 @@ def inherited_flops(name: str, run: Run, workspace: Workspace) -> Flops:
     if name == "base" and not workspace.has_other_source:
         return spent if run.pretrained.llada is None else {"base": None}  # others trained it
     if name == "guided" and run.guided_start is not None:
-        return _flops_of_start(run.guided_start, Shapes.of(run))
+        return _flops_of_start("guided", run.guided_start, Shapes.of(run))
     if name == "guided" and not (workspace.source / "base" / "model").exists():
         return {"base": None}
     record = read_record(workspace.source)
@@ -67,15 +67,18 @@ def inherited_flops(name: str, run: Run, workspace: Workspace) -> Flops:
     }
     for parent in parents.get(name, ("guided",)):
         spent |= flops_up_to(parent, record, Shapes.of(run))
+    if name == "conditional" and run.conditional_start is not None:
+        # Only those of the denoiser: the encoder may come from the same networks as the one it was trained with.
+        spent[name] = _flops_of_start(name, run.conditional_start, Shapes.of(run))[name]
     return spent
 
 
-def _flops_of_start(start: Path, shapes: Shapes) -> Flops:
-    """Return the operations behind the folder `model` of a stage guided; unknown outside of a run."""
+def _flops_of_start(stage: str, start: Path, shapes: Shapes) -> Flops:
+    """Return the operations behind the folder `model` of a stage; unknown outside of a run."""
     directory = start.absolute().parent.parent
     if not (directory / RUN_FILE).is_file():
-        return {"base": None, "guided": None}
-    return flops_up_to("guided", read_record(directory), shapes)
+        return dict.fromkeys(("base", "guided", stage))
+    return flops_up_to(stage, read_record(directory), shapes)
 
 
 def read_record(directory: Path) -> dict[str, Any]:

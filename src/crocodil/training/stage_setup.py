@@ -175,6 +175,8 @@ def conditional_stage(run: Run, workspace: Workspace) -> tuple[Stage, LoopConfig
     )
     encoder = workspace.trained_encoder()
     started = workspace.source / JOINT_PRIOR
+    if run.conditional_start is not None:
+        started = run.conditional_start / "denoiser"
     denoiser = (
         _same_shape(started, run.conditional, RegisterDenoiser)
         if started.exists()
