@@ -4,26 +4,31 @@ import json
 import re
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from crocodil import cli
+from crocodil.corpus import pair_tokens
 from crocodil.corpus.cuts import Cuts
-from crocodil.corpus.pairs import write_pairs
+from crocodil.corpus.order import Order
+from crocodil.corpus.pair_tokens import tokens_of
+from crocodil.corpus.pairs import Pairs, write_pairs
 from crocodil.objectives import PromptedObjective
 from crocodil.pipeline import Crocodil, Method
 from crocodil.pipeline.completing import complete_all
 from crocodil.presets.runs import tiny
 from crocodil.reproduce.experiments.completions import price
+from crocodil.runtime.distributed import Ranks
 from crocodil.sampling.cost import Cost
 from crocodil.text.positions import Place
-from crocodil.text.prompts import TokenizedPair, at_column
-from crocodil.text.tokenizer import SpecialIds
+from crocodil.text.prompts import TokenizedPair, at_column, tokenize_pairs
+from crocodil.text.tokenizer import SpecialIds, Tokenizer
 from crocodil.training.estimate import step_flops
 from crocodil.training.run import run_stage
-from crocodil.training.stage_setup import Workspace, prompted_stage
+from crocodil.training.stage_setup import Workspace, pair_data, pair_source, prompted_stage
 
 SPECIAL = SpecialIds(mask=0, bos=1, eos=2, pad=3)
 
@@ -54,6 +59,37 @@ def prompting(corpus, pairs, **objective):
     loop = replace(run.prompted_loop, num_steps=4, save_every=2, evaluate_every=100, batch_size=4)
     options = {"answer_length": 32, "prompt_length": 48, **objective}
     return replace(run, prompted_loop=loop, prompted_objective=PromptedObjective(**options), pairs=pairs)
+
+
+@pytest.mark.parametrize("text_length", [16, 64])
+def test_a_batch_is_that_of_pairs_tokenized_when_they_are_needed(corpus, pairs, text_length):
+    run = prompting(corpus, pairs, prompt_length=12)
+    source = replace(pair_source(run, Workspace(corpus, pairs, pairs)), text_length=text_length)
+    data = pair_data(source, run.prompted_loop, Ranks())
+    tokenizer = Tokenizer.load(source.tokenizer_file)
+    splits = [at_column(pair.prompt, pair.answer, pair.suffix) for pair in Pairs(pairs).split("train")]
+    fitting = [pair for pair in tokenize_pairs(splits, tokenizer) if 0 < len(pair.answer) <= source.room.answer]
+    assert any(len(pair.prefix) > source.room.prompt for pair in fitting)
+    for step in (0, 20):  # in the first epoch, and in a later one
+        batch = data.batch(step, range(1, 4))
+        order = Order(len(fitting), f"prompted {run.prompted_loop.seed}")
+        chosen = [fitting[number] for number in order.at(4 * step + np.arange(1, 4))]
+        special = tokenizer.special
+        texts, places = zip(*(pair.text_canvas(special, text_length) for pair in chosen), strict=True)
+        assert batch.prompts.noisy_tokens.tolist() == [pair.prompt_canvas(special, 12) for pair in chosen]
+        assert batch.answers.tolist() == [pair.answer_canvas(special, 32) for pair in chosen]
+        assert batch.texts.tolist() == list(texts)
+        assert [row.nonzero()[:, 0].tolist() for row in batch.is_answer] == [list(place) for place in places]
+
+
+def test_the_number_of_processes_does_not_change_the_tokens_of_pairs(corpus, pairs, monkeypatch):
+    source = pair_source(prompting(corpus, pairs), Workspace(corpus, pairs, pairs))
+    one = source.tokens("train", Ranks())
+    monkeypatch.setattr(pair_tokens, "PAIRS_OF_A_PART", 30)
+    two = tokens_of(Pairs(pairs).split("train"), source.tokenizer_file, source.room, num_processes=2)
+    assert one.tokens.dtype == two.tokens.dtype == np.uint16
+    assert np.array_equal(one.tokens, two.tokens)
+    assert np.array_equal(one.edges, two.edges)
 
 
 def weights(folder):

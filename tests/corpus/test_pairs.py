@@ -1,14 +1,17 @@
 """Pairs of prompts and answers: where programs are cut, and that every pair keeps its split and its source."""
 
 import ast
+import contextlib
+import inspect
 import json
 
 import pytest
 from typer.testing import CliRunner
 
 from crocodil import cli
-from crocodil.corpus.cuts import Cuts, cuts_of
-from crocodil.corpus.pairs import PAIRS_FILE, Pair, Pairs, pairs_of, read_rows, write_pairs
+from crocodil.corpus import cuts, pairs
+from crocodil.corpus.cuts import WITH_BLOCKS, Cuts, cuts_of
+from crocodil.corpus.pairs import PAIRS_FILE, Pair, Pairs, read_rows, write_pairs
 from crocodil.corpus.shards import TOKENIZER_FILE
 from crocodil.text.tokenizer import Tokenizer
 
@@ -83,8 +86,18 @@ def test_a_middle_is_whole_statements_of_a_definition_and_other_statements_fit_i
         ast.parse(f"{prompt}{indentation}pass{suffix}")
 
 
+def test_statements_are_found_in_the_order_of_a_walk_through_the_whole_tree():
+    match = "match x:\n    case 1:\n        try: f()\n        except E: g()\n    case _: h()\n"
+    for text in (match, *map(inspect.getsource, (ast, cuts, contextlib))):
+        source = cuts._Source("", text)
+        walked = [node for node in ast.walk(source.tree) if isinstance(node, WITH_BLOCKS | ast.Module)]
+        assert source.nodes == walked
+        assert len(walked) > 8
+
+
 def test_pairs_are_stretches_of_documents_and_lie_in_their_splits(corpus, tmp_path):
-    pairs = list(pairs_of(corpus, Cuts()))
+    written = write_pairs(corpus.directory, tmp_path / "pairs")
+    pairs = [pair for split in ("train", "valid", "test") for pair in written.split(split)]
     assert {pair.split for pair in pairs} == {"train", "valid", "test"}
     tokenizer = Tokenizer.load(corpus.directory / TOKENIZER_FILE)
     for split in ("valid", "test"):
@@ -107,6 +120,24 @@ def test_the_same_corpus_gives_the_same_folder_and_a_random_part_of_it(corpus, t
     assert few.description["splits"]["test"] == {"body": 3}
     assert [pair.kind for pair in few.split("train")] == ["body"] * 3
     assert list(few.split("test")) == list(whole.split("test"))[:3]
+
+
+def test_the_number_of_processes_does_not_change_a_byte(corpus, tmp_path, monkeypatch):
+    one = write_pairs(corpus.directory, tmp_path / "one", num_processes=1)
+    monkeypatch.setattr(pairs, "DOCUMENTS_AT_ONCE", 3)
+    two = write_pairs(corpus.directory, tmp_path / "two", num_processes=2)
+    assert (two.directory / PAIRS_FILE).read_bytes() == (one.directory / PAIRS_FILE).read_bytes()
+    assert all(list(one.split(split)) == list(two.split(split)) for split in ("train", "valid", "test"))
+    with pytest.raises(ValueError, match="at least 1, not 0"):
+        write_pairs(corpus.directory, tmp_path / "none", num_processes=0)
+
+
+def test_parts_of_a_file_have_its_pairs(corpus, tmp_path):
+    whole = write_pairs(corpus.directory, tmp_path / "pairs").split("train")
+    parts = whole.parts(7)
+    assert [len(part) for part in parts[:-1]] == [7] * (len(whole) // 7)
+    assert [pair for part in parts for pair in part] == [whole[number] for number in range(len(whole))]
+    assert parts[1][0] == whole[7]
 
 
 def test_a_pair_of_train_is_left_out_of_test_and_rows_of_a_prompt_share_a_split(tmp_path):

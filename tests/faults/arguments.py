@@ -123,7 +123,7 @@ def right_calls(world: World, sandbox: Path) -> dict[str, dict[str, Any]]:
         "reproduce": {"experiments": ["model"], "preset": "tiny", "model": [world.model], "out": out, **judged},
         "report": {"out": out},
         "evaluate": {"samples": world.texts, "model": world.model, "length": 64, **judged},
-        "corpus pairs": {"source": world.corpus, "out": out},
+        "corpus pairs": {"source": world.corpus, "out": out, "processes": 1},
         "corpus build": {
             "preset": "python-files", "source": world.files, "out": out, "vocab_size": 300, "processes": 1,
         },

@@ -20,6 +20,9 @@ _FIXED = {
 
 
 Directory = Annotated[Path, typer.Argument(metavar="CORPUS", help="The folder of the corpus.")]
+Processes = Annotated[
+    int | None, typer.Option(min=1, max=1024, help="Number of worker processes. Default: one per core.")
+]
 
 
 @corpus.command()
@@ -43,9 +46,7 @@ def build(
     vocab_size: Annotated[
         int, typer.Option(min=260, max=1 << 20, help="Vocabulary size of a new tokenizer.")
     ] = 8192,
-    processes: Annotated[
-        int | None, typer.Option(min=1, max=1024, help="Number of worker processes. Default: one per core.")
-    ] = None,
+    processes: Processes = None,
 ) -> None:
     """Build a corpus: read, filter, deduplicate, split, tokenize."""
     from dataclasses import replace
@@ -122,6 +123,7 @@ def pairs(
     held_out: Annotated[
         float, typer.Option(min=0, max=0.5, help="Share of rows without a split that go to valid, and to test.")
     ] = 0.01,
+    processes: Processes = None,
 ) -> None:
     """Cut programs into prompts and answers, or read pairs from a file.
 
@@ -136,7 +138,7 @@ def pairs(
         raise ValueError(f"no kind {wrong[0]!r}: take some of {', '.join(KINDS)}")
     kinds = tuple(name for name in KINDS if kind is None or name in kind)
     cuts = Cuts(kinds=kinds, per_document=per_document, max_lines=max_lines, max_chars=max_chars)
-    written = write_pairs(source, out, cuts=cuts, count=count, held_out=held_out)
+    written = write_pairs(source, out, cuts=cuts, count=count, held_out=held_out, num_processes=processes)
     Console().print(table(written.rows()))
 
 

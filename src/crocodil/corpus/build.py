@@ -6,13 +6,7 @@ killed at any point and started again ends with the same checksums. `corpus.json
 
 import hashlib
 import json
-import multiprocessing
-import os
-import threading
-import time
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict
 from itertools import islice, pairwise
 from pathlib import Path
@@ -41,6 +35,7 @@ from crocodil.corpus.sources import Unit
 from crocodil.corpus.splits import SPLITS
 from crocodil.runtime.atomic import locked, remove_unfinished, whole_directory, whole_file
 from crocodil.runtime.progress import progress
+from crocodil.runtime.workers import as_finished, process_count
 from crocodil.text.tokenizer import Tokenizer
 
 DOCUMENTS_AT_ONCE = 256  # per call of the tokenizer
@@ -49,9 +44,7 @@ TRAIN = SPLITS.index("train")
 
 def build(recipe: Recipe, out: Path, *, num_processes: int | None = None) -> Corpus:
     """Build a corpus in `out`, or finish an interrupted build there; `out/work` may be deleted afterwards."""
-    if num_processes is not None and num_processes < 1:
-        raise ValueError(f"the number of processes must be at least 1, not {num_processes}")
-    num_processes = num_processes or os.cpu_count() or 1
+    num_processes = process_count(num_processes)
     if recipe.tokenizer is not None:  # fail now: reading the source may take hours
         Tokenizer.load(recipe.tokenizer)
     elif recipe.only_test:
@@ -116,45 +109,9 @@ def run_harvest(recipe: Recipe, work: Path, *, num_processes: int) -> list[Path]
     names = {directory: utf8_name(unit.name) for unit, directory in zip(units, directories, strict=True)}
     with progress("reading", len(units), unit="units") as advance:
         advance(len(units) - len(jobs), "done before")
-        for directory in in_processes(jobs, num_processes):
+        for directory in as_finished(jobs, num_processes):
             advance(1, names[directory])
     return directories
-
-
-def in_processes(jobs: dict[Path, tuple], num_processes: int) -> Iterable[Path]:
-    """Run (function, *arguments) for each key and yield the keys as they finish; the first error stops all."""
-    num_processes = min(num_processes, len(jobs))
-    if num_processes <= 1:
-        for key, (function, *arguments) in jobs.items():
-            function(*arguments)
-            yield key
-        return
-    context = multiprocessing.get_context("spawn")  # forking a process with threads can deadlock
-    with ProcessPoolExecutor(num_processes, context, _start_worker, (os.getpid(),)) as pool:
-        futures = {pool.submit(*call): key for key, call in jobs.items()}
-        try:
-            for future in as_completed(futures):
-                future.result()
-                yield futures[future]
-        except BrokenProcessPool as error:
-            raise ValueError(
-                "a process of this build was killed, perhaps for lack of memory: use fewer --processes"
-            ) from error
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
-
-
-def _start_worker(parent: int) -> None:
-    """End this worker when its parent dies: otherwise it would write next to a resumed build."""
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are the parallelism
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(0.2)
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
 
 
 # ---------------------------------------------------------------- the tokenizer
@@ -230,7 +187,7 @@ def write_shards(
             ]
             jobs[target] = (write_shard, plan, out / TOKENIZER_FILE, target)
     with progress("tokenizing", len(jobs), unit="shards") as advance:
-        for target in in_processes(jobs, num_processes):
+        for target in as_finished(jobs, num_processes):
             advance(1, target.name)
 
 

@@ -20,6 +20,7 @@ from crocodil.runtime.config import Count, config
 Kind: TypeAlias = Literal["body", "middle", "block"]
 KINDS: tuple[Kind, ...] = ("body", "middle", "block")
 Function = ast.FunctionDef | ast.AsyncFunctionDef
+WITH_BLOCKS = ast.stmt | ast.ExceptHandler | ast.match_case
 
 _DIRECTIVE = re.compile(
     r"\b(noqa|pylint|pragma|fmt|isort|mypy|pyright|flake8|todo|fixme|xxx|copyright|licen[cs]e|nosec)\b|\btype:",
@@ -71,8 +72,7 @@ def cuts_of(text: str, cuts: Cuts) -> list[Cut]:
 
 def bodies(source: "_Source", _: Cuts) -> Iterator[Cut]:
     """Signature and docstring -> body, for every function with both. Blank lines between belong to the prompt."""
-    assert source.tree is not None
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if not isinstance(node, Function) or ast.get_docstring(node, clean=False) is None:
             continue
         docstring, *body = node.body
@@ -159,12 +159,20 @@ class _Source(SourceFile):
         return starts
 
     @cached_property
+    def nodes(self) -> list[ast.AST]:
+        """The nodes that can have blocks of statements, in the order of `ast.walk`; expressions have none."""
+        assert self.tree is not None
+        nodes: list[ast.AST] = [self.tree]
+        for node in nodes:  # the list grows meanwhile
+            nodes += (child for child in ast.iter_child_nodes(node) if isinstance(child, WITH_BLOCKS))
+        return nodes
+
+    @cached_property
     def blocks(self) -> list[Sequence[ast.stmt]]:
         """Runs of statements that stand on lines of their own, without docstrings."""
-        assert self.tree is not None
         lists = [
             value
-            for node in ast.walk(self.tree)
+            for node in self.nodes
             for _, value in ast.iter_fields(node)
             if isinstance(value, list) and value and isinstance(value[0], ast.stmt)
         ]

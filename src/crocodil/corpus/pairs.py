@@ -12,8 +12,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from hashlib import file_digest
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,11 +25,13 @@ from crocodil.corpus.shards import CORPUS_FILE, TOKENIZER_FILE, Corpus
 from crocodil.corpus.splits import SPLITS, family
 from crocodil.runtime.atomic import whole_directory
 from crocodil.runtime.config import Amount, config, read_as, read_json
-from crocodil.runtime.progress import Advance, progress
+from crocodil.runtime.progress import progress
+from crocodil.runtime.workers import in_order, process_count
 from crocodil.text.tokenizer import Tokenizer
 
 FORMAT, FORMAT_VERSION = "crocodil pairs", 1
 PAIRS_FILE = "pairs.json"
+DOCUMENTS_AT_ONCE = 512  # cut by one process
 
 
 @config
@@ -52,36 +55,72 @@ class Pair:
             raise ValueError("prompt should not be empty")
 
 
+class _Row(NamedTuple):
+    """A pair as it is written."""
+
+    split: str
+    kind: str
+    number: int  # drawn from the texts alone: equal pairs have the same
+    line: str
+
+
+def _row(pair: Pair) -> _Row:
+    number = draw(json.dumps([pair.prompt, pair.answer, pair.suffix]))
+    return _Row(pair.split, pair.kind, number, json.dumps(asdict(pair), ensure_ascii=False))
+
+
 # ---------------------------------------------------------------- from a corpus
 
 
-def pairs_of(corpus: Corpus, cuts: Cuts) -> Iterator[Pair]:
-    """Cut the documents of a corpus into pairs, split by split."""
-    total = sum(split["documents"] for split in corpus.description["splits"].values())
-    with progress("cutting", total, unit="documents") as advance:
-        for split in SPLITS:
-            yield from _pairs_of_split(corpus, split, cuts, advance)
+class _Documents(NamedTuple):
+    """Consecutive documents of one shard."""
+
+    split: Any
+    shard: int
+    rows: slice
 
 
-def _pairs_of_split(corpus: Corpus, split: Any, cuts: Cuts, advance: Advance) -> Iterator[Pair]:
+def _pairs_of(corpus: Corpus, documents: _Documents, cuts: Cuts) -> Iterator[Pair]:
     tokenizer = Tokenizer.load(corpus.directory / TOKENIZER_FILE)
-    for shard in corpus.shards(split):
-        for row, path in zip(shard.documents, shard.paths, strict=True):
-            text = tokenizer.decode(shard.tokens[row["start"] : row["start"] + row["length"]].tolist())
-            package = corpus.packages[int(row["package"])]
-            for kind, whole, answer in cuts_of(text, cuts):
-                yield Pair(
-                    prompt=text[whole.start : answer.start],
-                    answer=text[answer.start : answer.end],
-                    suffix=text[answer.end : whole.end],
-                    kind=kind,
-                    split=split,
-                    package=package["name"],
-                    path=path,
-                    licence=package["licence"],
-                    start=answer.start,
-                )
-            advance(1)
+    shard = corpus.shards(documents.split)[documents.shard]
+    for row, path in zip(shard.documents[documents.rows], shard.paths[documents.rows], strict=True):
+        text = tokenizer.decode(shard.tokens[row["start"] : row["start"] + row["length"]].tolist())
+        package = corpus.packages[int(row["package"])]
+        for kind, whole, answer in cuts_of(text, cuts):
+            yield Pair(
+                prompt=text[whole.start : answer.start],
+                answer=text[answer.start : answer.end],
+                suffix=text[answer.end : whole.end],
+                kind=kind,
+                split=documents.split,
+                package=package["name"],
+                path=path,
+                licence=package["licence"],
+                start=answer.start,
+            )
+
+
+def _rows_of_corpus(corpus: Corpus, cuts: Cuts, num_processes: int) -> Iterator[_Row]:
+    """Cut the documents of a corpus in several processes; the pairs come in the order of the documents."""
+    pieces = list(_pieces(corpus))
+    total = sum(split["documents"] for split in corpus.description["splits"].values())
+    num_processes = min(num_processes, -(-total // DOCUMENTS_AT_ONCE))  # a process is slow to start
+    calls = [(corpus.directory, piece, cuts) for piece in pieces]
+    with progress("cutting", total, unit="documents") as advance:
+        for piece, rows in zip(pieces, in_order(_cut, calls, num_processes), strict=True):
+            yield from rows
+            advance(piece.rows.stop - piece.rows.start)
+
+
+def _pieces(corpus: Corpus) -> Iterator[_Documents]:
+    for split in SPLITS:
+        for number, shard in enumerate(corpus.shards(split)):
+            edges = [*range(0, len(shard.documents), DOCUMENTS_AT_ONCE), len(shard.documents)]
+            yield from (_Documents(split, number, slice(*rows)) for rows in pairwise(edges))
+
+
+def _cut(directory: Path, documents: _Documents, cuts: Cuts) -> list[_Row]:
+    return [_row(pair) for pair in _pairs_of(Corpus(directory), documents, cuts)]
 
 
 # ---------------------------------------------------------------- from a file
@@ -143,9 +182,9 @@ class _Collected:
     count: int | None
     rows: dict[str, list[tuple[int, str]]] = field(default_factory=dict)  # by kind: (minus the draw, JSON)
 
-    def add(self, pair: Pair, number: int) -> None:
-        rows = self.rows.setdefault(pair.kind, [])
-        row = (-number, json.dumps(asdict(pair), ensure_ascii=False))
+    def add(self, kind: str, number: int, line: str) -> None:
+        rows = self.rows.setdefault(kind, [])
+        row = (-number, line)
         if self.count is None:
             rows.append(row)
         elif len(rows) < self.count:
@@ -160,25 +199,34 @@ class _Collected:
 
 
 def write_pairs(
-    source: Path, out: Path, *, cuts: Cuts | None = None, count: int | None = None, held_out: float = 0.01
+    source: Path,
+    out: Path,
+    *,
+    cuts: Cuts | None = None,
+    count: int | None = None,
+    held_out: float = 0.01,
+    num_processes: int | None = None,
 ) -> "Pairs":
     """Write a folder of pairs from a corpus, or from a file of pairs; at most `count` of each kind and split.
 
-    The same source and options give the same files.
+    The same source and options give the same files, with any number of processes. `count` keeps the pairs with the
+    smallest drawn numbers, and repeated pairs are counted, so all documents are cut in any case.
     """
+    num_processes = process_count(num_processes)
     if out.exists():
         raise ValueError(f"{out} exists: choose a new folder")
     cuts = cuts or Cuts()
     if (source / CORPUS_FILE).exists():
         corpus = Corpus(source)
-        pairs: Iterable[Pair] = pairs_of(corpus, cuts)
+        rows: Iterable[_Row] = _rows_of_corpus(corpus, cuts, num_processes)
         origin: dict[str, Any] = {"corpus": corpus.description["sha256"], "cuts": asdict(cuts)}
     elif source.is_dir():
         raise ValueError(f"{source} is neither a corpus nor a file of pairs: {CORPUS_FILE} is missing")
     else:
         pairs = sorted(read_rows(source, held_out=held_out), key=lambda pair: SPLITS.index(pair.split))
+        rows = map(_row, pairs)
         origin = {"file": source.name, "sha256": _sha256(source), "held_out": held_out}
-    collected, left_out = _collect(pairs, count)
+    collected, left_out = _collect(rows, count)
     counts = {
         split: {kind: len(rows) for kind, rows in sorted(of_split.rows.items())}
         for split, of_split in collected.items()
@@ -197,17 +245,16 @@ def write_pairs(
     return Pairs(out)
 
 
-def _collect(pairs: Iterable[Pair], count: int | None) -> tuple[dict[str, _Collected], dict[str, int]]:
+def _collect(rows: Iterable[_Row], count: int | None) -> tuple[dict[str, _Collected], dict[str, int]]:
     collected = {split: _Collected(count) for split in SPLITS}
     first_split: dict[int, str] = {}  # by digest
     left_out: Counter[str] = Counter()
-    for pair in pairs:
-        number = draw(json.dumps([pair.prompt, pair.answer, pair.suffix]))
+    for split, kind, number, line in rows:
         if number in first_split:
-            left_out[f"in {pair.split}, also in {first_split[number]}"] += 1
+            left_out[f"in {split}, also in {first_split[number]}"] += 1
         else:
-            first_split[number] = pair.split
-            collected[pair.split].add(pair, number)
+            first_split[number] = split
+            collected[split].add(kind, number, line)
     return collected, dict(sorted(left_out.items()))
 
 
@@ -245,9 +292,11 @@ class Pairs:
 
 @dataclass(frozen=True)
 class PairFile:
-    """The pairs of one split, read one at a time; only their positions in the file are in memory."""
+    """The pairs of one split, or a part of them; only their positions in the file are in memory."""
 
     file: Path
+    start: int = 0  # in bytes
+    end: int | None = None
 
     def __len__(self) -> int:
         return len(self._starts) - 1
@@ -256,15 +305,29 @@ class PairFile:
         start, end = self._starts[range(len(self))[number]], self._starts[range(len(self))[number] + 1]
         with self.file.open("rb") as opened:
             opened.seek(int(start))
-            return read_as(Pair, json.loads(opened.read(int(end - start))), self.file)
+            return self._pair(opened.read(int(end - start)))
 
     def __iter__(self) -> Iterator[Pair]:
-        return (self[number] for number in range(len(self)))
+        return map(self._pair, self._lines())
+
+    def parts(self, size: int) -> list["PairFile"]:
+        """Return parts of `size` pairs; the last one may be smaller."""
+        edges = [*self._starts[:-1:size].tolist(), int(self._starts[-1])]
+        return [PairFile(self.file, *edge) for edge in pairwise(edges)]
+
+    def _pair(self, line: bytes) -> Pair:
+        return read_as(Pair, json.loads(line), self.file)
+
+    def _lines(self) -> Iterator[bytes]:
+        with self.file.open("rb") as lines:
+            lines.seek(position := self.start)
+            for line in lines:
+                if position == self.end:
+                    return
+                position += len(line)
+                yield line
 
     @cached_property
     def _starts(self) -> NDArray[np.int64]:
-        starts = [0]
-        with self.file.open("rb") as lines:
-            for line in lines:
-                starts.append(starts[-1] + len(line))
-        return np.array(starts)
+        lengths = np.fromiter(map(len, self._lines()), dtype=np.int64)
+        return np.concatenate([[self.start], self.start + lengths.cumsum()])

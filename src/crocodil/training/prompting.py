@@ -6,17 +6,13 @@ h_kappa is the encoder itself, or a copy that is trained too. h_phi is frozen.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from crocodil.corpus.order import Order
-from crocodil.corpus.pairs import Pair, PairFile
 from crocodil.models.demasker import Demasker
 from crocodil.models.length_head import LengthHead
 from crocodil.models.register_denoiser import RegisterDenoiser
@@ -32,100 +28,12 @@ from crocodil.objectives import (
 from crocodil.processes.masking import Masked
 from crocodil.seeding import Streams
 from crocodil.text.encode import encode_tokens
-from crocodil.text.prompts import TokenizedPair, at_column, tokenize_pairs
 from crocodil.text.retokenizer import Retokenizer
-from crocodil.text.tokenizer import Tokenizer
 from crocodil.training.adapting import trainable_parameters
-from crocodil.training.data import NUM_VALID, to_device
 from crocodil.training.loop import Phase, compile_each
+from crocodil.training.pair_data import PairData
 from crocodil.training.validation import prior_metrics
 from crocodil.training.work import Work, prompted_flops
-
-PAIRS_AT_ONCE = 1024  # tokenized together when the pairs that fit are counted
-
-
-@dataclass(frozen=True, kw_only=True)
-class PairData:
-    """Training and validation pairs, in an order that follows from the seed."""
-
-    train: PairFile
-    valid: PairFile
-    tokenizer: Tokenizer
-    objective: PromptedObjective
-    text_length: int
-    batch_size: int
-    seed: int = 0
-    device: str = "cpu"
-
-    def __post_init__(self) -> None:
-        for split, numbers in (("train", self._fitting_train), ("valid", self._fitting_valid)):
-            if not len(numbers):
-                raise ValueError(
-                    f"the {split} split has no pair whose answer has at most {self.longest_answer} tokens: cut "
-                    "more pairs, or raise prompted_objective.answer_length"
-                )
-
-    @property
-    def longest_answer(self) -> int:
-        return min(self.objective.answer_length - 2, self.text_length - 3)
-
-    @cached_property
-    def _fitting_train(self) -> np.ndarray:
-        return self._fitting(self.train)
-
-    @cached_property
-    def _fitting_valid(self) -> np.ndarray:
-        return self._fitting(self.valid)
-
-    def _fitting(self, pairs: PairFile) -> np.ndarray:
-        """Return the pairs whose answer fits its canvas."""
-        fitting = []
-        for start in range(0, len(pairs), PAIRS_AT_ONCE):
-            numbers = range(start, min(start + PAIRS_AT_ONCE, len(pairs)))
-            tokenized = self._tokenized(pairs, numbers)
-            fitting += [n for n, pair in zip(numbers, tokenized, strict=True) if self._fits(pair)]
-        return np.array(fitting, dtype=np.int64)
-
-    def _fits(self, pair: TokenizedPair) -> bool:
-        return 0 < len(pair.answer) <= self.longest_answer
-
-    def _tokenized(self, pairs: PairFile, numbers: Sequence[int] | np.ndarray) -> list[TokenizedPair]:
-        chosen: Iterator[Pair] = (pairs[int(number)] for number in numbers)
-        return tokenize_pairs(
-            [at_column(pair.prompt, pair.answer, pair.suffix) for pair in chosen], self.tokenizer
-        )
-
-    @cached_property
-    def _order(self) -> Order:
-        return Order(len(self._fitting_train), f"prompted {self.seed}")
-
-    def batch(self, step: int, indices: range) -> PromptedBatch:
-        first = step * self.batch_size
-        positions = self._order.at(np.arange(first + indices.start, first + indices.stop))
-        return self._canvases(self._tokenized(self.train, self._fitting_train[positions]))
-
-    def streams(self, step: int, indices: range) -> Streams:
-        return Streams.of("train", self.seed, step, samples=indices, device=self.device)
-
-    def validation_batch(self) -> PromptedBatch:
-        """Return validation pairs; they are the same every time."""
-        count = min(NUM_VALID, len(self._fitting_valid))
-        positions = Order(len(self._fitting_valid), "valid").at(np.arange(count))
-        return self._canvases(self._tokenized(self.valid, self._fitting_valid[positions]))
-
-    def _canvases(self, pairs: Sequence[TokenizedPair]) -> PromptedBatch:
-        special, objective = self.tokenizer.special, self.objective
-        prompts = np.array([pair.prompt_canvas(special, objective.prompt_length) for pair in pairs])
-        answers = np.array([pair.answer_canvas(special, objective.answer_length) for pair in pairs])
-        placed = [pair.text_canvas(special, self.text_length) for pair in pairs]
-        position = np.arange(self.text_length)
-        is_answer = np.array([(position >= where.start) & (position < where.stop) for _, where in placed])
-        return PromptedBatch(
-            Masked(to_device(prompts, self.device), to_device(prompts == special.mask, self.device)),
-            to_device(answers, self.device),
-            to_device(np.array([ids for ids, _ in placed]), self.device),
-            to_device(is_answer, self.device),
-        )
 
 
 @dataclass

@@ -55,7 +55,7 @@ from crocodil.training.record import (
 )
 from crocodil.training.run_config import CausalStart, Run, read_run_file, write_run_file
 from crocodil.training.spent import CONTINUED_BASE, StageWork, inherited_flops
-from crocodil.training.stage_setup import JOINT_PRIOR, TRAINED_STAGES, Workspace, pair_data, retokenizer
+from crocodil.training.stage_setup import JOINT_PRIOR, TRAINED_STAGES, Workspace, pair_source, retokenizer
 
 STAGES = ("base", "guided", "registers", "prior", "conditional", "distilled", "prompted")
 
@@ -156,7 +156,7 @@ def check_stage(name: str, run: Run, workspace: Workspace) -> None:
     if name == "prompted":
         for stage, network in (("guided", "encoder"), ("guided", "demasker"), ("conditional", "denoiser")):
             workspace.finished(stage, network)
-        pair_data(run, workspace)  # raises if no pair fits
+        pair_source(run, workspace).check()
     if name in ("prior", "distilled") or (name == "conditional" and not run.live_draws):
         workspace.registers(run, "train")
         workspace.registers(run, "valid")

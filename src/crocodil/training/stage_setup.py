@@ -17,7 +17,6 @@ from crocodil.checkpoints.causal import load_causal
 from crocodil.checkpoints.format import load_model
 from crocodil.checkpoints.llada import load_llada
 from crocodil.checkpoints.qwen3 import load_qwen3_embedding
-from crocodil.corpus.pairs import Pairs
 from crocodil.corpus.shards import TOKENIZER_FILE, Corpus, Programs
 from crocodil.models.demasker import Demasker
 from crocodil.models.length_head import LengthHead, LengthHeadConfig
@@ -32,7 +31,8 @@ from crocodil.training.adapting import add_adapters, freeze_embeddings, init_fro
 from crocodil.training.data import CachedRegisters, Data, register_statistics
 from crocodil.training.distilling import DistilledStage, Teacher
 from crocodil.training.loop import LoopConfig, Stage
-from crocodil.training.prompting import PairData, PromptedStage
+from crocodil.training.pair_data import PairData, PairSource
+from crocodil.training.prompting import PromptedStage
 from crocodil.training.run_config import CausalStart, Run
 from crocodil.training.stages import (
     Alignment,
@@ -232,16 +232,16 @@ def prompted_stage(run: Run, workspace: Workspace) -> tuple[Stage, LoopConfig]:
         demasker = workspace.to_device(_loaded(workspace.finished("guided", "demasker"), Demasker, "cpu"))
     shape = run.encoder.num_registers, run.encoder.register_width
     own = workspace.to_device(workspace.trained_encoder()) if objective.own_encoder else None
-    data = pair_data(run, workspace)
+    source = pair_source(run, workspace)
     lengths = {"answer_length": objective.answer_length, "prompt_length": objective.prompt_length}
-    head = LengthHead(LengthHeadConfig(prompt_width=shape[1], max_length=data.longest_answer, **lengths))
+    head = LengthHead(LengthHeadConfig(prompt_width=shape[1], max_length=source.room.answer, **lengths))
     stage = PromptedStage(
         workspace.to_device(prompted_from(conditional, *shape, generator_for("prompted", loop.seed))),
         workspace.to_device(head.init_weights(generator_for("length head", loop.seed))),
         demasker,
         encoder,
         own,
-        data,
+        pair_data(source, loop, workspace.ranks),
         run.demasker.backbone.mask_id,
         objective,
         run.prior_objective,
@@ -251,20 +251,24 @@ def prompted_stage(run: Run, workspace: Workspace) -> tuple[Stage, LoopConfig]:
     return stage, loop
 
 
-def pair_data(run: Run, workspace: Workspace) -> PairData:
-    """Return the pairs of stage prompted, with the tokens of the run's corpus."""
+def pair_source(run: Run, workspace: Workspace) -> PairSource:
+    """Return the pairs of stage prompted, with the tokenizer of the run's corpus."""
     if run.pairs is None:
         raise ValueError("stage prompted needs --pairs: a folder that `crocodil corpus pairs` wrote")
-    pairs = Pairs(run.pairs)
+    tokenizer_file = workspace.corpus.directory / TOKENIZER_FILE
+    return PairSource(run.pairs, tokenizer_file, run.prompted_objective, max(run.lengths))
+
+
+def pair_data(source: PairSource, loop: LoopConfig, ranks: Ranks) -> PairData:
     return PairData(
-        train=pairs.split("train"),
-        valid=pairs.split("valid"),
-        tokenizer=Tokenizer.load(workspace.corpus.directory / TOKENIZER_FILE),
-        objective=run.prompted_objective,
-        text_length=max(run.lengths),
-        batch_size=run.prompted_loop.batch_size,
-        seed=run.prompted_loop.seed,
-        device=workspace.device,
+        train=source.tokens("train", ranks),
+        valid=source.tokens("valid", ranks),
+        special=Tokenizer.load(source.tokenizer_file).special,
+        objective=source.objective,
+        text_length=source.text_length,
+        batch_size=loop.batch_size,
+        seed=loop.seed,
+        device=ranks.device,
     )
 
 
