@@ -114,9 +114,10 @@ def _shares(
 
 @contextmanager
 def _one_thread(faiss: Any) -> Iterator[None]:
-    """Cluster in one thread. For a few thousand points that is fastest, above all beside other busy processes.
+    """Cluster in one thread.
 
-    The threads of one process wait for each other in each of thousands of short steps.
+    Threads wait for each other after every short step. For a few thousand points this gains little on idle cores,
+    and takes twice as long where other processes need the cores too.
     """
     num_threads = faiss.omp_get_max_threads()
     faiss.omp_set_num_threads(1)

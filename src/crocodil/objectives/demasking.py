@@ -105,8 +105,8 @@ class Guide(NamedTuple):
     """The registers that guide the demasker."""
 
     clean: RegisterBank  # z_0, before noise
-    noisy: RegisterBank  # those that the demasker reads,
-    prefix_length: PrefixLength  # up to this one
+    noisy: RegisterBank  # of these the demasker reads the first ...
+    prefix_length: PrefixLength  # ... so many
     of_whole_text: Bool[Tensor, "B"]  # whether the encoder saw all of the text
 
 
