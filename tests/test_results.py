@@ -1,7 +1,8 @@
 """Committed rows belong to their model, and the pages state what rows and runs say.
 
-`results/first/` has the rows of the first model that the package contained. The pages of the built-in model name
-the folder of its rows in their marks (`crocodil.reproduce.pages`): for another model, the marks change.
+`results/first/` has the rows of the first model that the package contained, `results/second/` those of the second.
+The pages of the built-in model name the folder of its rows in their marks (`crocodil.reproduce.pages`): for
+another model, the marks change.
 """
 
 import json
@@ -31,7 +32,9 @@ from crocodil.reproduce.fixed_protocol import kept_targets
 from crocodil.reproduce.headline_numbers import summary
 from crocodil.reproduce.pages import filled, folders_of, write_page
 from crocodil.reproduce.report import TITLE, report, timed
+from crocodil.reproduce.store import select
 from crocodil.reproduce.sweep import candidate_of, decoding_row, own_candidate
+from crocodil.sampling.cost import num_parameters
 from crocodil.training.estimate import estimates
 from crocodil.training.run_config import Pretrained, read_run_file
 from crocodil.training.work import guided_flops
@@ -155,7 +158,84 @@ def test_the_limits_of_the_built_in_model_are_stated(pipe):
     assert "In the built-in model register i has its own position across the text" in prose(HOW)
 
 
+def test_the_model_card_states_the_shapes_the_layers_and_the_size_of_the_built_in_model(pipe):
+    folder, card = model_folder(BUILTIN), CARD.read_text()
+    networks = {name: getattr(pipe, name) for name in ("demasker", "encoder", "conditional")}
+    counts = {name: num_parameters(network) / 1e6 for name, network in networks.items()}
+    megabytes = sum(file.stat().st_size for file in folder.rglob("*.safetensors")) / 1e6
+    stated = f"{sum(counts.values()):.0f} M parameters in {megabytes:.0f} MB"
+    assert stated in prose(CARD)
+    assert stated in prose(ROOT / "CHANGELOG.md")
+    assert re.findall(r"\| ([\d.]+) M \| \d \|", card) == [f"{count:.1f}" for count in counts.values()]
+    assert f"tokenizer has {len(pipe.tokenizer):,} of SmolLM2's tokens" in prose(CARD)
+    assert f"({', '.join(map(str, read_run_file(OWN / 'training')['causal']['layers']))})" in card
+    drawn = pipe.conditional.config
+    assert f"{drawn.num_layers} layers x {drawn.width}, self-conditioned, over the first" in card
+    assert f"over the first {drawn.num_registers} registers" in card
+
+
 # ---------------------------------------------------------------- the first model
+
+
+def test_pages_of_the_built_in_model_give_the_speedups_of_the_first_model_as_its_own(found):
+    of_first = found["speedup"]["256"]["conwithindisc"]
+    stated = f"was {of_first['flops']:.1f} by FLOPs, and {of_first['nfe']:.2f} in the paper's unit of cost, NFE"
+    for page in (README, PAGE):
+        (sentence,) = (part for part in prose(page).split("For the ") if stated in part)
+        assert sentence.startswith("[first model](")
+
+
+def test_the_page_compares_the_built_in_model_with_the_first_one_as_the_rows_do():
+    page = PAGE.read_text()
+    measured = [json.loads(line) for line in (RESULTS / "against-first.jsonl").read_text().splitlines()]
+    for row in measured:
+        cost = "" if row["flop_nfe"] is None else f"{row['flop_nfe']:.1f}"
+        assert (
+            f"| {row['of']} | {cost} | {row['mauve']:.3f} ± {row['mauve_spread']:.3f} | {row['mauve_pooled']:.3f} |"
+            f" {row['gen_ppl']:.1f} | {row['entropy']:.2f} | {row['distinct_2']:.3f} | {row['parse_share']:.0%} |"
+        ) in page
+    _, first, own, quieter = measured
+    assert own["parse_share"] > first["parse_share"] and quieter["parse_share"] > first["parse_share"]
+    assert own["mauve"] > first["mauve"] and quieter["mauve"] > first["mauve"]
+    assert own["distinct_2"] < first["distinct_2"] < quieter["distinct_2"]
+    assert own["gen_ppl"] < first["gen_ppl"] < quieter["gen_ppl"]
+
+
+def test_the_page_says_which_targets_the_built_in_model_reaches(own_rows):
+    target = json.loads((OWN / "protocol.json").read_text())["targets"]
+    at = {"length": target["length"], "calls": target["calls"]}
+    (made,) = select(own_rows["generation"], method=str(Method.CON_THEN_DISC), **at)
+    (real,) = select(own_rows["reference"], length=target["length"])
+    (copied,) = select(own_rows["autoencoder"], **at)
+    share, gen_ppl = made["parse_share"], made["gen_ppl"]
+    lines = [
+        (f"samples that parse | at least {target['parse_share']:.0%} | {share:.0%}", share >= target["parse_share"]),
+        (
+            f"distinct-2 | at least {target['distinct_2_of_real']} of real programs ({real['distinct_2']:.3f}) "
+            f"| {made['distinct_2']:.3f}",
+            made["distinct_2"] >= target["distinct_2_of_real"] * real["distinct_2"],
+        ),
+        (
+            f"entropy | within {target['entropy_distance']} of real programs ({real['entropy']:.2f}) "
+            f"| {made['entropy']:.2f}",
+            abs(made["entropy"] - real["entropy"]) <= target["entropy_distance"],
+        ),
+        (
+            f"MAUVE | at least {target['mauve_of_real']} of real programs ({real['mauve']:.3f}) | {made['mauve']:.3f}",
+            made["mauve"] >= target["mauve_of_real"] * real["mauve"],
+        ),
+        (
+            f"Gen-PPL | at most {target['gen_ppl_of_real']} times that of real programs ({real['gen_ppl']:.2f}) "
+            f"| {gen_ppl:.2f}",
+            gen_ppl <= target["gen_ppl_of_real"] * real["gen_ppl"],
+        ),
+        (
+            f"copies, 64 registers: CER | at most {target['cer']:.2f} | {copied['cer']:.3f}",
+            copied["cer"] <= target["cer"],
+        ),
+    ]
+    for line, reached in lines:
+        assert f"| {line} | {'yes' if reached else 'no'} |" in PAGE.read_text()
 
 
 def test_the_page_of_the_first_model_states_its_shape_and_the_compute_of_its_base(rows):
