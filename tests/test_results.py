@@ -191,12 +191,13 @@ def test_the_page_compares_the_built_in_model_with_the_first_one_as_the_rows_do(
     for row in measured:
         cost = "" if row["flop_nfe"] is None else f"{row['flop_nfe']:.1f}"
         assert (
-            f"| {row['of']} | {cost} | {row['mauve']:.3f} ± {row['mauve_spread']:.3f} | {row['mauve_pooled']:.3f} |"
-            f" {row['gen_ppl']:.1f} | {row['entropy']:.2f} | {row['distinct_2']:.3f} | {row['parse_share']:.0%} |"
+            f"| {row['of']} | {cost} | {row['mauve']:.3f} ± {row['mauve_spread']:.3f} |"
+            f" {row['mauve_pooled']:.3f} | {row['gen_ppl']:.1f} | {row['entropy']:.2f} |"
+            f" {row['distinct_2']:.3f} | {row['parse_share']:.0%} |"
         ) in page
     _, first, own, quieter = measured
-    assert own["parse_share"] > first["parse_share"] and quieter["parse_share"] > first["parse_share"]
-    assert own["mauve"] > first["mauve"] and quieter["mauve"] > first["mauve"]
+    assert min(own["parse_share"], quieter["parse_share"]) > first["parse_share"]
+    assert min(own["mauve"], quieter["mauve"]) > first["mauve"]
     assert own["distinct_2"] < first["distinct_2"] < quieter["distinct_2"]
     assert own["gen_ppl"] < first["gen_ppl"] < quieter["gen_ppl"]
 
@@ -209,7 +210,10 @@ def test_the_page_says_which_targets_the_built_in_model_reaches(own_rows):
     (copied,) = select(own_rows["autoencoder"], **at)
     share, gen_ppl = made["parse_share"], made["gen_ppl"]
     lines = [
-        (f"samples that parse | at least {target['parse_share']:.0%} | {share:.0%}", share >= target["parse_share"]),
+        (
+            f"samples that parse | at least {target['parse_share']:.0%} | {share:.0%}",
+            share >= target["parse_share"],
+        ),
         (
             f"distinct-2 | at least {target['distinct_2_of_real']} of real programs ({real['distinct_2']:.3f}) "
             f"| {made['distinct_2']:.3f}",
@@ -221,7 +225,8 @@ def test_the_page_says_which_targets_the_built_in_model_reaches(own_rows):
             abs(made["entropy"] - real["entropy"]) <= target["entropy_distance"],
         ),
         (
-            f"MAUVE | at least {target['mauve_of_real']} of real programs ({real['mauve']:.3f}) | {made['mauve']:.3f}",
+            f"MAUVE | at least {target['mauve_of_real']} of real programs ({real['mauve']:.3f}) "
+            f"| {made['mauve']:.3f}",
             made["mauve"] >= target["mauve_of_real"] * real["mauve"],
         ),
         (

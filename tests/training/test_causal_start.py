@@ -119,6 +119,10 @@ def test_later_stages_know_what_the_base_began_as(corpus, trained_base, tmp_path
     save_model(Demasker(run.demasker), only_guided / "guided" / "model" / "demasker")
     shutil.copy(out / "run.json", only_guided)
     assert continue_from_causal(tiny(corpus), workspace(corpus, only_guided)).demasker == run.demasker
+    record = tmp_path / "record"  # of a run whose networks are elsewhere
+    record.mkdir()
+    shutil.copy(out / "run.json", record)
+    assert continue_from_causal(tiny(corpus), workspace(corpus, record)).demasker == run.demasker
 
 
 def test_a_base_goes_on_from_the_base_of_another_run_without_the_causal_model(corpus, trained_base, tmp_path):

@@ -194,6 +194,24 @@ def test_stage_guided_goes_on_from_another_and_the_conditional_prior_from_the_on
         run_stage("guided", run, Workspace(corpus, tmp_path / "other", trained))
 
 
+@pytest.mark.usefixtures("short_validation")
+def test_stages_go_on_from_an_exported_model_whose_compute_is_unknown(trained, corpus, tmp_path):
+    exported = tmp_path / "exported"
+    shutil.copytree(trained / "guided" / "model", exported)
+    shutil.copytree(trained / "conditional" / "model" / "denoiser", exported / "conditional")
+    run = live(corpus, guided_start=exported, conditional_start=exported)
+    run = replace(run, guided_loop=replace(run.guided_loop, num_steps=2, warmup_steps=0), encoder_warmup_steps=0)
+    workspace = Workspace(corpus, tmp_path / "run", tmp_path / "run")
+    for stage in ("guided", "conditional"):
+        assert run_stage(stage, run, workspace)
+    begun = conditional_stage(run, workspace)[0].denoiser.state_dict()
+    given = load_model(exported / "conditional").state_dict()
+    assert all(torch.equal(begun[key], value) for key, value in given.items())
+    record = read_checksummed(tmp_path / "run" / "guided" / "stage.json")
+    assert {f"{name} to go on from" for name in ("demasker", "encoder", "denoiser")} <= record["sources"].keys()
+    assert record["work"]["inherited"] == {"base": None, "guided": None}
+
+
 def test_the_rate_costs_operations_and_needs_registers_that_are_not_standardised(corpus):
     run = rated(corpus)
     without = replace(run, rate_objective=RateObjective())

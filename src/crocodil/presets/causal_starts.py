@@ -8,7 +8,15 @@ from crocodil.checkpoints.format import model_config
 from crocodil.checkpoints.tensors import StrPath
 from crocodil.models.demasker import DemaskerConfig
 from crocodil.models.llada import LLaDAConfig
-from crocodil.training.run_config import CausalStart, Pretrained, Run, read_causal_start
+from crocodil.runtime.config import read_as
+from crocodil.training.run_config import (
+    RUN_FILE,
+    CausalStart,
+    Pretrained,
+    Run,
+    read_causal_start,
+    read_run_file,
+)
 from crocodil.training.stage_setup import Workspace
 
 # A step of Muon has the same size in every model, so its learning rate must fit the size of the weights. 0.015
@@ -46,13 +54,19 @@ def continue_from_causal(run: Run, workspace: Workspace) -> Run:
 
 
 def _base_of(workspace: Workspace) -> LLaDAConfig:
-    """Return the shape of the base. A run whose stage guided goes on from another run has only a demasker."""
-    guided = workspace.source / "guided" / "model" / "demasker"
-    if guided.exists() and not (workspace.source / "base" / "model").exists():
-        demasker = model_config(guided)
-        assert isinstance(demasker, DemaskerConfig)
-        return demasker.backbone
-    return base_config(workspace.finished("base", "demasker"))
+    """Return the shape of the base.
+
+    A run whose stage guided goes on from another run has only a demasker. A record of a run has only run.json.
+    """
+    base, demasker = (workspace.source / name / "model" / "demasker" for name in ("base", "guided"))
+    if base.exists():
+        return base_config(base)
+    if demasker.exists():
+        config = model_config(demasker)
+        assert isinstance(config, DemaskerConfig)
+        return config.backbone
+    recorded = read_run_file(workspace.source)["demasker"]
+    return read_as(DemaskerConfig, recorded, workspace.source / RUN_FILE).backbone
 
 
 def _with_base(run: Run, start: CausalStart, base: LLaDAConfig) -> Run:

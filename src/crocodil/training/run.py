@@ -55,7 +55,14 @@ from crocodil.training.record import (
 )
 from crocodil.training.run_config import CausalStart, Run, read_run_file, write_run_file
 from crocodil.training.spent import CONTINUED_BASE, StageWork, inherited_flops
-from crocodil.training.stage_setup import JOINT_PRIOR, TRAINED_STAGES, Workspace, pair_source, retokenizer
+from crocodil.training.stage_setup import (
+    JOINT_PRIOR,
+    TRAINED_STAGES,
+    Workspace,
+    denoiser_folder,
+    pair_source,
+    retokenizer,
+)
 
 STAGES = ("base", "guided", "registers", "prior", "conditional", "distilled", "prompted")
 
@@ -163,9 +170,10 @@ def check_stage(name: str, run: Run, workspace: Workspace) -> None:
 
 
 def _check_conditional_start(start: Path) -> None:
-    if not (folder := start / "denoiser").exists():
+    if not (folder := denoiser_folder(start)).exists():
         raise ValueError(
-            f"{folder} is missing: conditional_start is the folder model of a finished stage conditional"
+            f"{folder} is missing: conditional_start is the folder model of a finished stage conditional, or an "
+            "exported model"
         )
 
 
@@ -275,8 +283,12 @@ def _guided_start_folders(start: Path) -> list[Path]:
     """Return the folders of the networks that stage guided goes on from; a prior may be among them."""
     for folder in (start / "demasker", start / "encoder"):
         if not folder.exists():
-            raise ValueError(f"{folder} is missing: guided_start is the folder model of a finished stage guided")
-    return [folder for name in ("demasker", "encoder", "denoiser") if (folder := start / name).exists()]
+            raise ValueError(
+                f"{folder} is missing: guided_start is the folder model of a finished stage guided, or an "
+                "exported model"
+            )
+    folders = (start / "demasker", start / "encoder", denoiser_folder(start))
+    return [folder for folder in folders if folder.exists()]
 
 
 # ---------------------------------------------------------------- start or resume
@@ -302,9 +314,12 @@ def _start(name: str, run: Run, workspace: Workspace, *, resume: bool) -> None:
         sources["causal model"] = checksum_of(run.causal.directory)
     if name == "guided" and run.guided_start is not None:
         folders = _guided_start_folders(run.guided_start)
-        sources |= {f"{folder.name} to go on from": checksum_of(folder) for folder in folders}
+        names = ("demasker", "encoder", "denoiser")
+        sources |= {
+            f"{name} to go on from": checksum_of(folder) for name, folder in zip(names, folders, strict=False)
+        }
     if name == "conditional" and run.conditional_start is not None:
-        sources["denoiser to go on from"] = checksum_of(run.conditional_start / "denoiser")
+        sources["denoiser to go on from"] = checksum_of(denoiser_folder(run.conditional_start))
     if name == "distilled":
         sources |= {path: checksum_of(folder) for path, folder in _teacher_folders(run, workspace).items()}
     if name == "prompted" and run.pairs is not None:

@@ -17,6 +17,7 @@ from crocodil.checkpoints.causal import load_causal
 from crocodil.checkpoints.format import load_model
 from crocodil.checkpoints.llada import load_llada
 from crocodil.checkpoints.qwen3 import load_qwen3_embedding
+from crocodil.checkpoints.tensors import CONFIG_FILE
 from crocodil.corpus.shards import TOKENIZER_FILE, Corpus, Programs
 from crocodil.models.demasker import Demasker
 from crocodil.models.length_head import LengthHead, LengthHeadConfig
@@ -176,7 +177,7 @@ def conditional_stage(run: Run, workspace: Workspace) -> tuple[Stage, LoopConfig
     encoder = workspace.trained_encoder()
     started = workspace.source / JOINT_PRIOR
     if run.conditional_start is not None:
-        started = run.conditional_start / "denoiser"
+        started = denoiser_folder(run.conditional_start)
     denoiser = (
         _same_shape(started, run.conditional, RegisterDenoiser)
         if started.exists()
@@ -342,13 +343,19 @@ def _joint_prior(run: Run, workspace: Workspace) -> JointPrior | None:
     """Return the prior that stage guided trains too: new, or the one to go on from."""
     if not run.rate_objective.trains_prior:
         return None
-    started = None if run.guided_start is None else run.guided_start / "denoiser"
+    started = None if run.guided_start is None else denoiser_folder(run.guided_start)
     if started is not None and started.exists():
         denoiser = _same_shape(started, run.conditional, RegisterDenoiser)
     else:
         generator = generator_for("conditional", run.guided_loop.seed)
         denoiser = RegisterDenoiser(run.conditional).init_weights(generator)
     return JointPrior(workspace.to_device(denoiser), run.rate_objective, run.prior_objective)
+
+
+def denoiser_folder(start: Path) -> Path:
+    """Return the folder of the denoiser to go on from: in an exported model it is named after its stage."""
+    exported = start / "conditional"
+    return exported if (exported / CONFIG_FILE).exists() else start / "denoiser"
 
 
 def _same_shape(folder: Path, shape: object, kind: type[Network]) -> Network:
