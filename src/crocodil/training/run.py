@@ -279,16 +279,17 @@ def _check_guided(run: Run, workspace: Workspace) -> None:
         workspace.finished("base", "demasker")
 
 
-def _guided_start_folders(start: Path) -> list[Path]:
-    """Return the folders of the networks that stage guided goes on from; a prior may be among them."""
-    for folder in (start / "demasker", start / "encoder"):
+def _guided_start_folders(start: Path) -> dict[str, Path]:
+    """Return the folders of the networks that stage guided goes on from; a denoiser may be among them."""
+    folders = {name: start / name for name in ("demasker", "encoder")}
+    for folder in folders.values():
         if not folder.exists():
             raise ValueError(
                 f"{folder} is missing: guided_start is the folder model of a finished stage guided, or an "
                 "exported model"
             )
-    folders = (start / "demasker", start / "encoder", denoiser_folder(start))
-    return [folder for folder in folders if folder.exists()]
+    denoiser = denoiser_folder(start)
+    return {**folders, "denoiser": denoiser} if denoiser.exists() else folders
 
 
 # ---------------------------------------------------------------- start or resume
@@ -314,10 +315,7 @@ def _start(name: str, run: Run, workspace: Workspace, *, resume: bool) -> None:
         sources["causal model"] = checksum_of(run.causal.directory)
     if name == "guided" and run.guided_start is not None:
         folders = _guided_start_folders(run.guided_start)
-        names = ("demasker", "encoder", "denoiser")
-        sources |= {
-            f"{name} to go on from": checksum_of(folder) for name, folder in zip(names, folders, strict=False)
-        }
+        sources |= {f"{network} to go on from": checksum_of(folder) for network, folder in folders.items()}
     if name == "conditional" and run.conditional_start is not None:
         sources["denoiser to go on from"] = checksum_of(denoiser_folder(run.conditional_start))
     if name == "distilled":
