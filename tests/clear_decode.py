@@ -87,7 +87,8 @@ def clear_decode(
             for number, row in enumerate(proposed.tolist()):
                 length = max((place + 1 for place, token in enumerate(row) if token != eos_id), default=0)
                 after_end[number, length:] = hidden[number, length:]
-        step = RevealStep(log_prob, hidden, is_open, left, calls, call_streams, after_end, decoding.apart)
+        knobs = (decoding.apart, decoding.curve)
+        step = RevealStep(log_prob, hidden, is_open, left, calls, call_streams, after_end, *knobs)
         tokens = proposed.masked_fill(is_open & ~rule(step), mask_id)
         if eos_id is not None:
             tokens = fill_after_eos(tokens, may_end=~given, mask_id=mask_id, eos_id=eos_id)

@@ -273,6 +273,8 @@ CASES = {
     "corrector": {"corrector": 0.5, "temperature": 1.0, "block_size": 8, "num_calls": 8, "eos_id": 5},
     "revising": {"rule": Revise(), "num_calls": 8, "temperature": 1.0, "eos_id": 5, "block_size": 8},
     "pace of the text": {"pace": "text", "rule": RemaskByConfidence(), "num_calls": 8, "eos_id": 5, "apart": 2},
+    "curve": {"rule": Revise(), "pace": "text", "num_calls": 8, "eos_id": 5, "curve": 2.0},
+    "curve of confidence": {"num_calls": 8, "curve": 1.7, "block_size": 8},
 }
 
 

@@ -247,14 +247,31 @@ def test_drawing_needs_streams_and_a_temperature_above_zero():
     [(10, 4, [3, 3, 2, 2]), (512, 40, [13] * 32 + [12] * 8), (3, 5, [1, 1, 1, 0, 0])],
 )
 def test_the_split_over_calls_is_lladas(hidden, calls, expected):
+    assert split_over_calls(hidden, calls) == expected
+
+
+@pytest.mark.parametrize(
+    ("hidden", "calls", "curve", "expected"),
+    [
+        (16, 4, 2.0, [1, 3, 5, 7]),  # squares are visible
+        (512, 8, 3.0, [1, 7, 19, 37, 61, 91, 127, 169]),  # cubes
+        (16, 4, 0.5, [8, 4, 3, 1]),  # square roots, rounded up
+        (3, 5, 2.0, [1, 1, 1, 0, 0]),  # a call reveals a token while there are any
+    ],
+)
+def test_a_curve_leaves_more_tokens_to_the_last_calls_or_to_the_first(hidden, calls, curve, expected):
+    assert split_over_calls(hidden, calls, curve=curve) == expected
+
+
+def split_over_calls(hidden, calls, **options):
     left, split = hidden, []
     for calls_left in range(calls, 0, -1):
         masked = torch.arange(hidden)[None] < left
-        step = RevealStep(torch.zeros(1, hidden), masked, masked, calls_left, calls, tiny.streams(1))
+        step = RevealStep(torch.zeros(1, hidden), masked, masked, calls_left, calls, tiny.streams(1), **options)
         split.append(int(step.quota()))
         left -= split[-1]
-    assert split == expected
     assert left == 0
+    return split
 
 
 def step(log_prob, *, hidden=None, calls_left=2, calls_per_block=4, name="rule"):

@@ -26,13 +26,20 @@ class RevealStep(NamedTuple):
     streams: Streams
     after_end: Positions | None = None  # hidden positions that only the last call has to fill
     apart: int = 0  # no call reveals two tokens within this distance, unless too few others are left
+    curve: float = 1.0  # after a share s of the calls, a share s^curve of the tokens is visible (D75)
 
     def quota(self) -> Int[Tensor, "B"]:
         """Return how many tokens each sample reveals in this call: an even split, larger parts first.
 
-        Equal to LLaDA's table (10 tokens in 4 calls: 3, 3, 2, 2), for any number of given tokens.
+        Equal to LLaDA's table (10 tokens in 4 calls: 3, 3, 2, 2), for any number of given tokens. With another
+        `curve` than 1 the split is not even.
         """
-        return -(-self.num_due() // self.calls_left)
+        if self.curve == 1:
+            return -(-self.num_due() // self.calls_left)
+        calls_done = self.calls_per_block - self.calls_left
+        hidden_before = 1 - (calls_done / self.calls_per_block) ** self.curve
+        hidden_after = 1 - ((calls_done + 1) / self.calls_per_block) ** self.curve
+        return (self.num_due() * (1 - hidden_after / hidden_before) - _ROUNDING).ceil().long()
 
     def num_due(self) -> Int[Tensor, "B"]:
         """Return how many hidden positions the remaining calls, this one included, have to fill evenly."""
@@ -188,6 +195,7 @@ def revises(rule: RevealRule) -> bool:
     return getattr(rule, "revises", False)
 
 
+_ROUNDING = 1e-3  # a share of the tokens that is an integer may come out as slightly more
 _BEHIND = 1e6  # more than any difference of log-probabilities
 
 RULES: dict[str, RevealRule] = {  # `crocodil.processes.plan` has the names alone

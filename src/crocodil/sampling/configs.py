@@ -77,6 +77,10 @@ class Decoding:
     apart: Amount = knob(
         0, "A call reveals no two tokens within this distance, as long as there are enough others."
     )  # D47
+    curve: Positive = knob(
+        1.0,
+        "How the calls share the tokens. 1: evenly; above 1: the first calls reveal fewer, the last ones more.",
+    )  # D75
     eos_last: bool = True  # reveal an EOS token only after all tokens before it
 
     def plan(self, length: int) -> DecodePlan:

@@ -140,7 +140,7 @@ def rows_per_call(masked: Positions, plan: DecodePlan, decoding: Decoding) -> li
     corrector_calls = decoding.corrector_calls(plan.calls_per_block)
     rule = reveal_rule(decoding)
     falls = rule.reveals_quota and decoding.pace == "canvas"  # else the quota depends on the text
-    falls = falls and not revises(rule)
+    falls = falls and not revises(rule) and decoding.curve == 1
     per_block = masked.unflatten(1, (plan.num_blocks, plan.block_size)).sum(dim=2).amax(dim=0).tolist()
     unit = -(-plan.block_size // ROW_COUNTS)
     num_rows = []
@@ -273,7 +273,15 @@ def reveal(
     left_to_fill = (calls_left - config.corrector_calls).clamp(min=1)
     calls_to_fill = config.calls_per_block - config.corrector_calls
     step = RevealStep(
-        log_prob, hidden, is_open, left_to_fill, calls_to_fill, streams, after_end, config.decoding.apart
+        log_prob,
+        hidden,
+        is_open,
+        left_to_fill,
+        calls_to_fill,
+        streams,
+        after_end,
+        config.decoding.apart,
+        config.decoding.curve,
     )
     tokens = proposed.masked_fill(is_open & ~config.rule(step), config.mask_id)
     if config.eos_id is not None:
