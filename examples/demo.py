@@ -21,7 +21,7 @@ EXAMPLES = Path(__file__).parent
 def generate(pipe: Crocodil, console: Console) -> None:
     length = min(MAX_LENGTH, pipe.settings.length)
     console.rule(f"Three programs of up to {length} tokens in {CALLS} calls each, seed {SEED}", align="left")
-    made = pipe.generate(3, method="conwithindisc", length=length, calls=CALLS, seed=SEED)
+    made = pipe.generate(3, length=length, calls=CALLS, seed=SEED)
     for text in made.texts:
         console.print(Panel(Syntax(text, "python", theme="ansi_dark", background_color="default", word_wrap=True)))
     console.print(Totals(made).seconds_line(), style="dim")

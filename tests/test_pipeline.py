@@ -643,6 +643,7 @@ def test_export_takes_settings_and_leaves_networks_out(trained, corpus, tmp_path
     settings = ["--prior-steps", 12, "--refresh-steps", 4, "--eta", 1, "--temperature", 0.7, "--top-p", 0.9]
     settings += ["--pag-scale", 2, "--rule", "remask", "--calls", 8, "--autoguidance", 1.5]
     settings += ["--weak-prior", trained / "conditional" / "model" / "denoiser", "--license", "mit"]
+    settings += ["--method", "conthendisc"]
     made = run(*asked, "--without", "base", "--without", "prior", "--bits", "4,encoder=8,conditional=5", *settings)
     names = ["demasker", "encoder", "conditional", "weak_prior"]
     sizes = [sum(file.stat().st_size for file in (tmp_path / "model" / name).iterdir()) / 1e6 for name in names]
@@ -652,6 +653,7 @@ def test_export_takes_settings_and_leaves_networks_out(trained, corpus, tmp_path
     assert model.base is model.prior is None
     assert model.settings == Settings(
         length=64,
+        method=Method.CON_THEN_DISC,
         decoding=Decoding(temperature=0.7, top_p=0.9, rule="remask", calls=8),
         drawing=Drawing(prior_steps=12, refresh_steps=4, eta=1.0, pag_scale=2.0, autoguidance=1.5),
     )
@@ -733,7 +735,7 @@ def test_settings_of_older_formats_are_read_as_they_were(folder, tmp_path):
 
 def test_a_knob_that_is_newer_than_a_folder_has_its_default(folder, tmp_path):
     values = json.loads((folder / "crocodil.json").read_text())
-    del values["decoding"]["threshold"], values["drawing"]["pag_scale"]
+    del values["decoding"]["threshold"], values["drawing"]["pag_scale"], values["method"]
     file = tmp_path / "crocodil.json"
     file.write_text(json.dumps(values))
     assert read_settings(file) == read_settings(folder / "crocodil.json")
@@ -757,6 +759,18 @@ def test_one_seed_gives_the_same_bytes_and_what_the_library_gives(folder, pipe, 
     assert re.search(r"^2 texts in [\d.]+ s, [\d.]+ s each$", first.stderr.splitlines()[-1])
     calls = plain.stderr.splitlines()[-1]
     assert re.match(r"calls per text: [\d.]+ of the demasker, [\d.]+ of the denoiser, [\d.]+ of", calls)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_without_a_method_the_models_own_is_used(pipe, method, tmp_path):
+    own = replace(pipe, settings=replace(pipe.settings, method=method))
+    expected = pipe.generate(1, method=method, calls=8, seed=5)
+    made = own.generate(1, calls=8, seed=5)
+    assert (made.texts, made.cost) == (expected.texts, expected.cost)
+    own.save_pretrained(tmp_path / "model")
+    printed = run("generate", "--model", tmp_path / "model", "--calls", 8, "--seed", 5, "--format", "jsonl")
+    row = json.loads(printed.stdout)
+    assert (row["method"], row["text"]) == (method, expected.texts[0])
 
 
 def test_generate_takes_a_prefix_a_suffix_and_all_options_of_decoding(folder):

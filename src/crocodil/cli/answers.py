@@ -41,8 +41,10 @@ def print_answers(
         )
 
 
-def check_model(model: str, method: Method, length: int | None, knobs: dict[str, Any]) -> None:
-    """Check the options for a model with registers."""
+def checked_method(model: str, method: Method | None, length: int | None, knobs: dict[str, Any]) -> Method:
+    """Check the options for a model with registers; return the method, by default the model's own."""
     settings = read_settings(settings_file(model))
+    method = settings.method_or_own(method)
     decoding, _ = with_knobs(settings.decoding_for(method), settings.drawing, knobs)
     decoding.plan(settings.canvas(length))  # raises if the calls do not fit
+    return method

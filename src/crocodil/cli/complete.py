@@ -6,10 +6,10 @@ from typing import Annotated, Any
 import typer
 
 from crocodil.cli import options
-from crocodil.cli.answers import check_model, print_answers
+from crocodil.cli.answers import checked_method, print_answers
 from crocodil.cli.root import USE, Format, app
 from crocodil.cli.texts import read_text
-from crocodil.pipeline.settings import BUILTIN, Method
+from crocodil.pipeline.settings import BUILTIN
 from crocodil.runtime.config import Guidance, Length
 from crocodil.sampling.configs import Decoding, Drawing
 from crocodil.text.positions import parse_place, place_in
@@ -61,8 +61,7 @@ def complete(
     replaced. All other text of the file stays unchanged.
     """
     place = place_in(read_text(file), *parse_place(at))
-    method = method or Method.CON_WITHIN_DISC
-    check_model(model, method, length, knobs)
+    method = checked_method(model, method, length, knobs)
     asked = {
         "count": count, "tokens": tokens, "method": method, "length": length, "seed": seed,
         "batch_size": batch_size, "prompt_scale": prompt_scale, "condition_scale": condition_scale, **knobs,

@@ -10,6 +10,7 @@ import typer
 from crocodil.checkpoints.hub import JSON_FILES, hub_name, local_folder
 from crocodil.cli import options
 from crocodil.cli.root import TRAIN, app
+from crocodil.pipeline.settings import Method
 from crocodil.sampling.configs import Decoding, Drawing, with_knobs
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ def export(
         ),
     ] = None,
     int8: Annotated[bool, typer.Option("--int8", help="Short for --bits 8.")] = False,
+    method: Annotated[Method | None, typer.Option(help="Default method of the model.")] = None,
     license: Annotated[
         str, typer.Option(metavar="NAME", help="Licence of the weights, for the model card, e.g. apache-2.0.")
     ] = UNKNOWN_LICENSE,
@@ -74,7 +76,7 @@ def export(
     networks = _finished_networks(directory, without or (), distilled=not teachers)
     if "demasker" not in networks:
         raise ValueError(f"{directory} has no finished stage guided: train it, then export")
-    settings = _settings(run, networks, knobs)
+    settings = _settings(run, networks, method, knobs)
     qwen = run.pretrained.qwen
     card = _card(directory, corpus, networks, license)
     if weak_prior is not None:
@@ -90,7 +92,9 @@ def export(
     typer.echo(f"{out}: {_sizes(out, networks)}")
 
 
-def _settings(run: "RunSummary", networks: Mapping[str, Path], knobs: dict[str, Any]) -> "Settings":
+def _settings(
+    run: "RunSummary", networks: Mapping[str, Path], method: Method | None, knobs: dict[str, Any]
+) -> "Settings":
     """Return the model's settings: what the priors were trained with, changed by the knobs."""
     from crocodil.pipeline import Settings
 
@@ -106,7 +110,7 @@ def _settings(run: "RunSummary", networks: Mapping[str, Path], knobs: dict[str, 
         if network in networks and networks[network].parts[-3] == "distilled":
             trained_with[steps] = run.distil_objective.draw_steps
     decoding, drawing = with_knobs(defaults.decoding, defaults.drawing, trained_with | knobs)
-    return replace(defaults, decoding=decoding, drawing=drawing)
+    return replace(defaults, method=defaults.method_or_own(method), decoding=decoding, drawing=drawing)
 
 
 def _bits_of(values: Sequence[str]) -> int | dict[str, int] | None:

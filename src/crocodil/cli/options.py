@@ -187,12 +187,11 @@ _METHODS = (
     "base: without registers. conthendisc: draw registers from the prior. conwithindisc: draw them again after "
     "half of the calls."
 )
-MethodName = Annotated[Method, typer.Option(help=_METHODS, rich_help_panel=TEXT)]
 AnyMethod = Annotated[
     Method | None,
     typer.Option(
         "--method",
-        help=f"{_METHODS} Default: conwithindisc, or base for a checkpoint such as LLaDA.",
+        help=f"{_METHODS} Default: that of the model, or base for a checkpoint such as LLaDA.",
         rich_help_panel=TEXT,
     ),
 ]

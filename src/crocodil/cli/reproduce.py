@@ -16,7 +16,7 @@ from crocodil.checkpoints.hub import local_folder
 from crocodil.cli import options
 from crocodil.cli.measuring import by_file, by_preset, show_costs
 from crocodil.cli.root import MEASURE, app, check_installed
-from crocodil.pipeline.settings import BUILTIN, Method, read_settings, settings_file
+from crocodil.pipeline.settings import BUILTIN, read_settings, settings_file
 from crocodil.runtime import config
 from crocodil.sampling.configs import Decoding, Drawing
 
@@ -41,7 +41,7 @@ def evaluate(
     samples: Annotated[
         Path | None, typer.Option(help="Evaluate these texts instead: a .jsonl file with a field text.")
     ] = None,
-    method: options.MethodName = Method.CON_WITHIN_DISC,
+    method: options.AnyMethod = None,
     knobs: dict[str, Any],
     count: Annotated[int, options.number(config.Count, "Number of texts; MAUVE needs at least 200.")] = 256,
     length: Annotated[
@@ -84,6 +84,7 @@ def evaluate(
         evaluator = replace(
             _evaluator(corpus, (judge,), None, FULL, device), min_texts_for_mauve=MIN_TEXTS_FOR_MAUVE
         )
+        method = pipe.settings.method_or_own(method)
         row = evaluate_model(
             pipe, corpus, evaluator, method=method, knobs=knobs, count=count, split=split, seed=seed
         )

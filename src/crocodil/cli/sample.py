@@ -11,7 +11,7 @@ import typer
 
 from crocodil.checkpoints.hub import UPLOAD, upload
 from crocodil.cli import options
-from crocodil.cli.answers import check_model, print_answers
+from crocodil.cli.answers import checked_method, print_answers
 from crocodil.cli.root import USE, Format, app
 from crocodil.cli.texts import NewFolder, printable, read_prompt, read_text
 from crocodil.pipeline.base_settings import BaseSettings, answer_decoding, check_checkpoint, checkpoint_folder
@@ -52,12 +52,11 @@ def generate(
     prompt, the most likely first. A public checkpoint such as LLaDA has no registers.
     """
     checkpoint = checkpoint_folder(model)
-    method = method or (Method.CON_WITHIN_DISC if checkpoint is None else Method.BASE)
     asked: dict[str, Any] = {"length": length, "seed": seed, **knobs}
     if checkpoint is None:
         if chat:
             raise ValueError("--chat is for checkpoints with a chat template, such as LLaDA: use --prompt alone")
-        check_model(model, method, length, knobs)
+        method = checked_method(model, method, length, knobs)
         if prompt is not None or prompt_file is not None:
             if prefix or show or out_dir is not None:
                 raise ValueError("--prompt goes with none of --prefix, --show and --out-dir")
@@ -68,6 +67,7 @@ def generate(
     else:
         if prefix or suffix:
             raise ValueError("--prefix and --suffix are for models with registers: use --prompt")
+        method = method or Method.BASE
         _check_base(checkpoint, method, length, knobs, chat=chat)
         asked |= {"prompts": [_prompt(prompt, prompt_file, chat=chat)] * count, "chat": chat}
     folder = None if out_dir is None else NewFolder(out_dir, extension)

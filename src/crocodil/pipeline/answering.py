@@ -202,7 +202,7 @@ def generate_answers(
     seed: int,
     at_column: Sequence[bool],
     strengths: Strengths,
-    method: Method | str = Method.CON_WITHIN_DISC,
+    method: Method | str | None = None,
     decoding: Decoding | None = None,
     drawing: Drawing | None = None,
     batch_size: int | None = None,
@@ -213,7 +213,7 @@ def generate_answers(
 
     Answers of similar lengths share a batch. An answer depends only on its seed, index and length, not on others.
     """
-    decoding, drawing = pipe.settings.sampling(Method(method), decoding, drawing, knobs)
+    decoding, drawing = pipe.settings.sampling(pipe.settings.method_or_own(method), decoding, drawing, knobs)
     requested = [(prompt, num_tokens) for prompt, its_lengths in enumerate(lengths) for num_tokens in its_lengths]
     order = sorted(range(len(requested)), key=lambda number: requested[number][1])
     canvases, answers_at = [], []

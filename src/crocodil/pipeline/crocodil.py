@@ -169,7 +169,7 @@ class Crocodil(Networks):
         self,
         count: int = 1,
         *,
-        method: Method | str = Method.CON_WITHIN_DISC,
+        method: Method | str | None = None,
         length: int | None = None,
         seed: int = 0,
         given: Given | Sequence[Given] = NOTHING,
@@ -183,7 +183,8 @@ class Crocodil(Networks):
     ) -> Generation:
         """Generate `count` texts.
 
-        By default the configs are the model's own (`settings.decoding_for`, `settings.drawing`). `given` holds for
+        By default method and configs are the model's own (`settings.method`, `settings.decoding_for`,
+        `settings.drawing`). `given` holds for
         all texts, or is a list with one for each text. `on_call` is called after every demasker call with a
         `Snapshot` of the batch. `on_step` is called after every diffusion step with two numbers: steps done, and
         all steps of the draw.

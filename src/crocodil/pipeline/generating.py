@@ -38,7 +38,7 @@ def generation_job(
     model: Networks,
     count: int,
     *,
-    method: Method | str = Method.CON_WITHIN_DISC,
+    method: Method | str | None = None,
     length: int | None = None,
     seed: int = 0,
     given: Given | Sequence[Given] = NOTHING,
@@ -47,7 +47,7 @@ def generation_job(
     **knobs: Any,
 ) -> Job:
     """Return the job of `Crocodil.generate`; the options are explained there."""
-    method = Method(method)
+    method = model.settings.method_or_own(method)
     decoding, drawing = model.settings.sampling(method, decoding, drawing, knobs)
     if count < 1:
         raise ValueError(f"at least one text is generated, not {count}")

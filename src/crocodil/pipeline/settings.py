@@ -34,6 +34,7 @@ class Settings:
 
     length: Length  # of a canvas in tokens
     lengths: tuple[Length, ...] = ()  # all canvas lengths of its training; default: `length` alone
+    method: Method = Method.CON_WITHIN_DISC  # of generation, if none is named
     decoding: Decoding = field(default_factory=lambda: Decoding(temperature=1.0))  # of guided generation
     drawing: Drawing = field(default_factory=Drawing)
 
@@ -46,6 +47,10 @@ class Settings:
         if not 2 <= length <= self.lengths[-1]:
             raise ValueError(f"this model fills canvases of 2 to {self.lengths[-1]} tokens, not {length}")
         return length
+
+    def method_or_own(self, method: Method | str | None) -> Method:
+        """Return the method asked for, or the default."""
+        return self.method if method is None else Method(method)
 
     def decoding_for(self, method: Method) -> Decoding:
         """Return the default config of a method. At temperature 0, a base would write the same text every time."""
@@ -97,6 +102,7 @@ def read_settings(file: Path) -> Settings:
     for part, config_class in (("decoding", Decoding), ("drawing", Drawing)):
         if isinstance(values.get(part), dict):  # a knob that is newer than the file has its default
             values[part] = asdict(config_class()) | values[part]
+    values.setdefault("method", Settings.method)  # so has the method
     return config_from_json(Settings, values, file)
 
 
