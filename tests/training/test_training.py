@@ -210,6 +210,9 @@ def test_stages_go_on_from_an_exported_model_whose_compute_is_unknown(trained, c
     record = read_checksummed(tmp_path / "run" / "guided" / "stage.json")
     assert {f"{name} to go on from" for name in ("demasker", "encoder", "denoiser")} <= record["sources"].keys()
     assert record["work"]["inherited"] == {"base": None, "guided": None}
+    alone = Workspace(corpus, tmp_path / "alone", tmp_path / "alone")  # the denoiser alone
+    shutil.copytree(exported, alone.out / "guided" / "model")
+    assert run_stage("conditional", run, alone)
 
 
 def test_the_rate_costs_operations_and_needs_registers_that_are_not_standardised(corpus):
