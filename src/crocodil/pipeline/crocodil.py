@@ -184,10 +184,9 @@ class Crocodil(Networks):
         """Generate `count` texts.
 
         By default method and configs are the model's own (`settings.method`, `settings.decoding_for`,
-        `settings.drawing`). `given` holds for
-        all texts, or is a list with one for each text. `on_call` is called after every demasker call with a
-        `Snapshot` of the batch. `on_step` is called after every diffusion step with two numbers: steps done, and
-        all steps of the draw.
+        `settings.drawing`). `given` holds for all texts, or is a list with one for each text. `on_call` is called
+        after every demasker call with a `Snapshot` of the batch. `on_step` is called after every diffusion step
+        with two numbers: steps done, and all steps of the draw.
         """
         job = generation_job(
             self,

@@ -102,7 +102,7 @@ def read_settings(file: Path) -> Settings:
     for part, config_class in (("decoding", Decoding), ("drawing", Drawing)):
         if isinstance(values.get(part), dict):  # a knob that is newer than the file has its default
             values[part] = asdict(config_class()) | values[part]
-    values.setdefault("method", Settings.method)  # so has the method
+    values.setdefault("method", Settings.method)  # older files have none
     return config_from_json(Settings, values, file)
 
 
