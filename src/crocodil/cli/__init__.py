@@ -5,7 +5,19 @@ Heavy modules are imported inside the commands, so that `crocodil --help` answer
 
 # The order of the help:
 # isort: off
-from crocodil.cli import sample, complete, play, train, run_tables, exporting, corpus, trim, reproduce, judges
+from crocodil.cli import (
+    sample,
+    complete,
+    play,
+    train,
+    teaching,
+    run_tables,
+    exporting,
+    corpus,
+    trim,
+    reproduce,
+    judges,
+)
 
 # isort: on
 from crocodil.cli.root import app, main
@@ -21,6 +33,7 @@ __all__ = [
     "reproduce",
     "run_tables",
     "sample",
+    "teaching",
     "train",
     "trim",
 ]

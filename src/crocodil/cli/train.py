@@ -21,6 +21,11 @@ def _above_zero(minutes: float | None) -> float | None:
     return minutes
 
 
+MaxMinutes = Annotated[
+    float | None, typer.Option(callback=_above_zero, help="Save and stop after this many minutes.")
+]
+
+
 @app.command(rich_help_panel=TRAIN)
 def train(
     stage: Annotated[
@@ -41,9 +46,7 @@ def train(
             help="Read earlier stages from this run instead of --out. Stage base continues the base of this run.",
         ),
     ] = None,
-    max_minutes: Annotated[
-        float | None, typer.Option(callback=_above_zero, help="Save and stop after this many minutes.")
-    ] = None,
+    max_minutes: MaxMinutes = None,
     minutes: Annotated[
         float | None,
         typer.Option(callback=_above_zero, help="Train for this many minutes instead of a number of steps."),

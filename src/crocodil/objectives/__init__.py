@@ -8,10 +8,12 @@ from crocodil.objectives.aligning import AlignBy, aligned_base_loss, alignment_l
 from crocodil.objectives.demasking import (
     DemaskerObjective,
     Encode,
+    GuidedStep,
     Loss,
     base_loss,
     guided_step,
     sample_visible_registers,
+    taught_loss,
 )
 from crocodil.objectives.distilled import DistilObjective, Jump, distilled_loss
 from crocodil.objectives.priors import PriorObjective, conditional_prior_loss, mask_condition, prior_loss
@@ -28,6 +30,7 @@ __all__ = [
     "DemaskerObjective",
     "DistilObjective",
     "Encode",
+    "GuidedStep",
     "Jump",
     "Loss",
     "PriorObjective",
@@ -47,4 +50,5 @@ __all__ = [
     "prompted_prior_loss",
     "register_rate",
     "sample_visible_registers",
+    "taught_loss",
 ]

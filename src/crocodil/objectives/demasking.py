@@ -160,6 +160,29 @@ def guided_loss(
     return demasking_loss(logits, tokens, masked.hidden, mask_prob, read=read, is_answer=is_answer)
 
 
+def taught_loss(
+    demasker: Demasker,
+    tokens: TokenIds,
+    registers: RegisterBank,
+    prefix_length: PrefixLength,
+    *,
+    objective: DemaskerObjective,
+    mask_id: int,
+    streams: Streams,
+    time: PerSample,
+) -> Loss:
+    """Return the loss on texts that a teacher decoded from the first `prefix_length` registers (decision D77).
+
+    It is line 6 of Algorithm 1. The registers are read as the teacher read them: no noise is added.
+    """
+    mask_prob = mask_some_fully(mask_prob_at(time), objective.all_mask_rate, streams.at("all-mask"))
+    masked = mask_tokens(tokens, mask_prob, mask_id=mask_id, streams=streams.at("mask"))
+    guide = Guide(registers, registers, prefix_length, tokens.new_ones(len(tokens), dtype=torch.bool))
+    return guided_loss(
+        demasker, guide, tokens, masked, mask_prob, objective=objective, mask_id=mask_id, streams=streams
+    )
+
+
 def sample_visible_registers(num_registers: int, objective: DemaskerObjective, streams: Streams) -> PrefixLength:
     """Sample k, the number of registers that the demasker sees (App. C; decisions D2 and D14)."""
     if not objective.nested_dropout:

@@ -60,9 +60,13 @@ class Data:
         """Return which of the lengths a step uses."""
         return step % len(self.train)
 
+    def length(self, step: int) -> int:
+        """Return the length of a step's programs."""
+        return self.train[self.turn(step)].length
+
     def length_share(self, step: int) -> float:
         """Return the length of a step's programs as a share of the longest."""
-        return self.train[self.turn(step)].length / max(programs.length for programs in self.train)
+        return self.length(step) / max(programs.length for programs in self.train)
 
     def program_ids(self, step: int, indices: range) -> np.ndarray:
         """Return which programs of the step's length are in its batch."""

@@ -117,6 +117,7 @@ def step_flops(run: Run) -> dict[str, float]:
             guided_flops(
                 run.demasker, run.encoder, length=length, all_mask_rate=run.guided_objective.all_mask_rate,
                 adapted=run.lora is not None, draft_rate=run.guided_objective.draft_rate,
+                teacher_rate=run.teacher_rate if run.teacher_texts else None,
             )
             + rate_flops(run.conditional, run.encoder, objective=run.rate_objective, length=length)
             for length in run.lengths

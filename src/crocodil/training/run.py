@@ -62,6 +62,7 @@ from crocodil.training.stage_setup import (
     denoiser_folder,
     pair_source,
     retokenizer,
+    teacher_data,
 )
 
 STAGES = ("base", "guided", "registers", "prior", "conditional", "distilled", "prompted")
@@ -72,6 +73,7 @@ _FIELDS = {
     "guided": (
         "lengths", "demasker", "encoder", "guided_loop", "guided_objective", "encoder_warmup_steps",
         "register_noise_from", "encoder_begins_as_base", "pretrained", "lora", "rate_objective", "guided_start",
+        "teacher_texts", "teacher_rate",
     ),
     "registers": ("encoder", "prior.num_registers", "prior_loop.bf16", "pretrained.qwen"),
     "prior": ("lengths", "prior", "prior_loop", "prior_objective"),
@@ -272,6 +274,8 @@ def _check_guided(run: Run, workspace: Workspace) -> None:
         check_peft_installed()
     if run.guided_start is not None:
         _guided_start_folders(run.guided_start)
+        if run.teacher_texts:
+            teacher_data(run, workspace, run.guided_loop)
         return
     if run.encoder_begins_as_base and run.pretrained.qwen is None:
         check_encoder_fits_base(run.encoder, run.demasker.backbone)
@@ -316,6 +320,8 @@ def _start(name: str, run: Run, workspace: Workspace, *, resume: bool) -> None:
     if name == "guided" and run.guided_start is not None:
         folders = _guided_start_folders(run.guided_start)
         sources |= {f"{network} to go on from": checksum_of(folder) for network, folder in folders.items()}
+    if name == "guided":
+        sources |= {f"teacher texts {n}": checksum_of(folder) for n, folder in enumerate(run.teacher_texts, 1)}
     if name == "conditional" and run.conditional_start is not None:
         sources["denoiser to go on from"] = checksum_of(denoiser_folder(run.conditional_start))
     if name == "distilled":

@@ -102,6 +102,8 @@ class Run:
     causal: CausalStart | None = None  # in stage base: begin as a causal language model
     guided_start: Folder | None = None  # in stage guided: go on from the folder `model` of another stage guided
     conditional_start: Folder | None = None  # in stage conditional: go on from `model` of another one
+    teacher_texts: tuple[Folder, ...] = ()  # in stage guided: folders that `crocodil teach` wrote (decision D77)
+    teacher_rate: Share = 0.5  # share of a batch that they are; the encoder is fixed then
     weak_prior: Folder | None = None  # in stage distilled: the folder of a less trained prior, for autoguidance
     pairs: Folder | None = None  # in stage prompted: a folder of prompts and answers (`crocodil corpus pairs`)
 
@@ -136,6 +138,10 @@ class Run:
             raise ValueError("conditional.standardised needs cached registers: set live_draws=0")
         if self.guided_start is not None and self.lora is not None:
             raise ValueError("guided_start and lora are both set: choose one of them")
+        if self.teacher_texts and self.guided_start is None:
+            raise ValueError("teacher_texts needs guided_start: the model that wrote them, or one like it")
+        if self.teacher_texts and self.rate_objective.trains_prior:
+            raise ValueError("teacher_texts and rate_objective.trains_prior are both set: choose one of them")
         available = self.encoder.num_registers
         if self.prior.num_registers > available:
             wanted = self.prior.num_registers

@@ -161,6 +161,7 @@ def planned_flops(record: Mapping[str, Any], shapes: Shapes) -> Flops:
                     all_mask_rate=guided["all_mask_rate"],
                     adapted=record.get("lora") is not None,
                     draft_rate=guided["draft_rate"],
+                    teacher_rate=record["teacher_rate"] if record.get("teacher_texts") else None,
                 )
                 + rate(length)
             ),

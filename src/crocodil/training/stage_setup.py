@@ -43,6 +43,7 @@ from crocodil.training.stages import (
     JointPrior,
     PriorStage,
 )
+from crocodil.training.teacher_texts import TeacherData, TeacherTexts
 
 Network = TypeVar("Network", bound=nn.Module)
 JOINT_PRIOR = "guided/model/denoiser"  # in a run; only there if stage guided trained a prior too
@@ -142,6 +143,9 @@ def guided_stage(run: Run, workspace: Workspace) -> tuple[Stage, LoopConfig]:
     else:
         demasker = _same_shape(run.guided_start / "demasker", run.demasker, Demasker)
         encoder = _same_shape(run.guided_start / "encoder", run.encoder, RegisterEncoder)
+    teacher = teacher_data(run, workspace, loop) if run.teacher_texts else None
+    if teacher is not None:
+        encoder.requires_grad_(False)
     stage = GuidedStage(
         workspace.to_device(encoder),
         workspace.to_device(demasker),
@@ -152,8 +156,24 @@ def guided_stage(run: Run, workspace: Workspace) -> tuple[Stage, LoopConfig]:
         run.num_prior_registers,
         run.register_noise_from,
         _joint_prior(run, workspace),
+        teacher,
     )
     return stage, loop
+
+
+def teacher_data(run: Run, workspace: Workspace, loop: LoopConfig) -> TeacherData:
+    """Return the teacher texts of stage guided; texts that do not fit the run are refused."""
+    folders = [TeacherTexts(folder) for folder in run.teacher_texts]
+    encoder, backbone = run.encoder, run.demasker.backbone
+    for folder in folders:
+        folder.check(
+            vocab_size=backbone.vocab_size,
+            num_registers=encoder.num_registers,
+            register_width=encoder.register_width,
+        )
+        if folder.length not in run.lengths:
+            raise ValueError(f"{folder.directory} has texts of {folder.length} tokens, which is none of lengths")
+    return TeacherData(folders, encoder.num_registers, run.teacher_rate, loop.seed, workspace.device)
 
 
 def prior_stage(run: Run, workspace: Workspace) -> tuple[Stage, LoopConfig]:

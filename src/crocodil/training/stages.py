@@ -20,6 +20,7 @@ from crocodil.models.register_encoder import RegisterEncoder
 from crocodil.objectives import (
     AlignBy,
     DemaskerObjective,
+    GuidedStep,
     PriorObjective,
     RateObjective,
     aligned_base_loss,
@@ -30,6 +31,7 @@ from crocodil.objectives import (
     mask_condition,
     prior_loss,
     register_rate,
+    taught_loss,
 )
 from crocodil.processes.masking import bare_canvas
 from crocodil.seeding import Streams
@@ -39,6 +41,7 @@ from crocodil.text.retokenizer import Retokenizer
 from crocodil.training.adapting import trainable_parameters
 from crocodil.training.data import CachedRegisters, Data
 from crocodil.training.loop import Phase, compile_each
+from crocodil.training.teacher_texts import TeacherData
 from crocodil.training.validation import demasking_metrics, mask_half, prior_metrics
 from crocodil.training.work import Work, base_flops, conditional_flops, guided_flops, prior_flops, rate_flops
 
@@ -132,7 +135,10 @@ class JointPrior:
 
 @dataclass
 class GuidedStage:
-    """Algorithm 1, with the encoder-only warm-up of App. C (decision D21)."""
+    """Algorithm 1, with the encoder-only warm-up of App. C (decision D21).
+
+    With teacher texts, the encoder is fixed: their registers stay those of its prior (decision D77).
+    """
 
     encoder: RegisterEncoder
     demasker: Demasker
@@ -143,6 +149,7 @@ class GuidedStage:
     num_prior_registers: int = 0  # validation also uses the first registers, which a prior will model
     noise_from: int = 0  # the first step with register noise (decision D66)
     prior: JointPrior | None = None
+    teacher: TeacherData | None = None
     name: str = "guided"
 
     def modules(self) -> Mapping[str, nn.Module]:
@@ -150,8 +157,9 @@ class GuidedStage:
         return {"encoder": self.encoder, "demasker": self.demasker, **prior}
 
     def groups(self) -> Mapping[str, Sequence[nn.Parameter]]:
+        encoder = {} if self.teacher is not None else {"encoder": list(self.encoder.parameters())}
         return {
-            "encoder": list(self.encoder.parameters()),
+            **encoder,
             "interface": self.demasker.interface(),
             "demasker": trainable_parameters(self.demasker.backbone),
             **({} if self.prior is None else {"prior": list(self.prior.denoiser.parameters())}),
@@ -184,6 +192,7 @@ class GuidedStage:
             all_mask_rate=self.objective.all_mask_rate,
             adapted=adapted,
             draft_rate=self.objective.draft_rate,
+            teacher_rate=None if self.teacher is None else self.teacher.share(length),
         )
         if self.prior is not None:
             flops += rate_flops(
@@ -192,19 +201,14 @@ class GuidedStage:
         return Work(length, flops)
 
     def encode(self, tokens: Tensor, hidden: Tensor | None = None) -> Tensor:
-        return encode_tokens(self.encoder, tokens, hidden, retokenizer=self.retokenizer)
+        with torch.set_grad_enabled(self.teacher is None and torch.is_grad_enabled()):
+            return encode_tokens(self.encoder, tokens, hidden, retokenizer=self.retokenizer)
 
     def loss(self, step: int, indices: range) -> Tensor | dict[str, Tensor]:
+        if self.teacher is not None:
+            return self._loss_with_teacher(self.teacher, step, indices)
         tokens, streams = self.data.tokens(step, indices), self.data.streams(step, indices)
-        result = guided_step(
-            self.encode,
-            self.demasker,
-            tokens,
-            objective=self.objective_at(step),
-            mask_id=self.demasker.config.backbone.mask_id,
-            streams=streams,
-            time=self.data.times(step, indices),
-        )
+        result = self._guided_step(step, indices)
         if self.prior is None:
             return result.loss
         nats = register_rate(
@@ -219,6 +223,35 @@ class GuidedStage:
         # is split. Both losses are in nats per token.
         share = 1 - self.objective.partial_rate
         return {"demasking": result.loss, "rate": (nats * result.of_whole_text).mean() / share / tokens.shape[1]}
+
+    def _guided_step(self, step: int, indices: range) -> GuidedStep:
+        return guided_step(
+            self.encode,
+            self.demasker,
+            self.data.tokens(step, indices),
+            objective=self.objective_at(step),
+            mask_id=self.demasker.config.backbone.mask_id,
+            streams=self.data.streams(step, indices),
+            time=self.data.times(step, indices),
+        )
+
+    def _loss_with_teacher(self, teacher: TeacherData, step: int, indices: range) -> dict[str, Tensor]:
+        """Learn from programs of the corpus and, at the end of the batch, from teacher texts (decision D77)."""
+        length, batch_size = self.data.length(step), self.data.batch_size
+        num_taught = teacher.count(length, len(indices))
+        own, taught = indices[: len(indices) - num_taught], indices[len(indices) - num_taught :]
+        share = num_taught / len(indices)
+        losses = {"demasking": (1 - share) * self._guided_step(step, own).loss}
+        if num_taught:
+            losses["taught"] = share * taught_loss(
+                self.demasker,
+                *teacher.batch(length, step, taught, batch_size=batch_size),
+                objective=self.objective_at(step),
+                mask_id=self.demasker.config.backbone.mask_id,
+                streams=self.data.streams(step, taught),
+                time=self.data.times(step, taught),
+            )
+        return losses
 
     @torch.no_grad()
     def _bare_condition(self, tokens: Tensor) -> Tensor:
