@@ -1,15 +1,21 @@
 """Draws that stop where their noise is the one that the demasker is given (decision D63)."""
 
 import math
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import tiny
 import torch
 
+from crocodil.cli.exporting import _settings
+from crocodil.objectives import PriorObjective
+from crocodil.objectives.priors import diffuse
 from crocodil.processes.gaussian import (
     add_noise,
     block_offsets,
     ddim_times,
+    effective_time,
     last_base_time,
     signal_and_noise_level,
     time_of_noise,
@@ -19,6 +25,7 @@ from crocodil.sampling.algorithms import draw_registers
 from crocodil.sampling.configs import Drawing
 from crocodil.sampling.cost import Cost
 from crocodil.sampling.early_stop import EarlyStop
+from crocodil.training.run_config import Pretrained, RunSummary
 
 STD, SHAPE = 0.75, (6, 64)
 OFFSETS = block_offsets(block_index(6), largest=0.1)
@@ -120,3 +127,30 @@ def test_registers_with_noise_get_only_the_noise_that_they_lack_before_a_refresh
     found = stop.noised(replaced, time, streams.at("fresh").normal(*SHAPE))
     clean = add_noise(POINTS[:1].expand(100, -1, -1), time, torch.zeros(100, *SHAPE))
     assert (found - clean).std().item() == pytest.approx(signal_and_noise_level(time)[1][0, 0].item(), rel=0.01)
+
+
+@pytest.mark.parametrize("shift", [1.0, 2.0])
+def test_a_prior_may_be_trained_only_at_the_times_of_draws_that_stop_early(shift):
+    registers, streams = tiny.streams(4000, "registers").normal(*SHAPE), tiny.streams(4000)
+    objective = PriorObjective(smallest_noise=STD, time_shift=shift)
+    _, time = diffuse(registers, objective, streams)
+    stop = EarlyStop.of(
+        Drawing(register_noise=STD, early_stop=True, time_shift=shift), OFFSETS, torch.ones(1, *SHAPE)
+    )
+    last = effective_time(torch.tensor([stop.base_time]), OFFSETS, shift=shift)
+    assert torch.allclose(time.amin(dim=0), last[0], atol=2e-3)
+    assert (time >= last - 1e-6).all()
+    assert time[:, -1].amin().item() == pytest.approx(time_of_noise(STD), abs=2e-3)
+    _, all_times = diffuse(registers, replace(objective, smallest_noise=0.0), streams)
+    assert (all_times.amin(dim=0) < 2e-3).all()
+
+
+def test_a_model_stops_its_draws_where_the_training_of_its_prior_began():
+    run = RunSummary(lengths=(64,), prior_objective=PriorObjective(smallest_noise=0.7), pretrained=Pretrained())
+    networks = {"conditional": Path("run/conditional/model/denoiser")}
+    drawing = _settings(run, networks, None, {}).drawing
+    assert (drawing.early_stop, drawing.register_noise) == (True, 0.7)
+    assert _settings(run, networks, None, {"register_noise": 2.0}).drawing.register_noise == 2.0
+    for knobs in ({"register_noise": 0.5}, {"early_stop": False}):
+        with pytest.raises(ValueError, match=r"trained at noise 0.7 and above .*: use --early-stop and"):
+            _settings(run, networks, None, knobs)

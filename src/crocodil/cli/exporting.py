@@ -105,11 +105,19 @@ def _settings(
     }
     if "prior" not in networks and "conditional" in networks and networks["conditional"].parts[-3] == "guided":
         trained_with["largest_offset"] = 0.0  # a joint prior has no offsets (decision D71)
+    smallest = run.prior_objective.smallest_noise
+    if smallest:
+        trained_with |= {"early_stop": True, "register_noise": smallest}
     first = "prior" if "prior" in networks else "conditional"
     for network, steps in ((first, "prior_steps"), ("conditional", "refresh_steps")):
         if network in networks and networks[network].parts[-3] == "distilled":
             trained_with[steps] = run.distil_objective.draw_steps
     decoding, drawing = with_knobs(defaults.decoding, defaults.drawing, trained_with | knobs)
+    if smallest and not (drawing.early_stop and drawing.register_noise >= smallest):
+        raise ValueError(
+            f"the prior was trained at noise {smallest} and above (prior_objective.smallest_noise): use "
+            f"--early-stop and --register-noise {smallest} or more"
+        )
     return replace(defaults, method=defaults.method_or_own(method), decoding=decoding, drawing=drawing)
 
 

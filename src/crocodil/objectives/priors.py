@@ -9,10 +9,17 @@ from torch import Tensor
 
 from crocodil.models.register_denoiser import RegisterDenoiser
 from crocodil.objectives.demasking import Encode, Loss
-from crocodil.processes.gaussian import Offsets, add_noise, block_offsets, effective_time, sample_base_time
+from crocodil.processes.gaussian import (
+    Offsets,
+    add_noise,
+    block_offsets,
+    effective_time,
+    last_base_time,
+    sample_base_time,
+)
 from crocodil.processes.masking import Masked, bare_canvas, mask_tokens, sample_given
 from crocodil.processes.registers import block_index
-from crocodil.runtime.config import Positive, Share, config
+from crocodil.runtime.config import Positive, Share, Weight, config
 from crocodil.seeding import Streams
 from crocodil.shapes import RegisterBank, RegisterTime, TokenIds
 
@@ -23,6 +30,7 @@ class PriorObjective:
 
     largest_offset: Share = 0.1  # largest block offset (decision D4); 0 trains without offsets (App. G)
     time_shift: Positive = 1.0  # above 1: more noisy diffusion times, below 1: fewer (`shifted_time`)
+    smallest_noise: Weight = 0.0  # train at this register noise and above, where draws stop early (D78); 0: at all
     condition_drop_rate: Share = 0.1  # how often Algorithm 4 uses the null condition (decision D15)
     given_rate: Share = 0.25  # how often only a prefix, suffix or both are visible (D24); 0 in the paper
     bare_rate: Share = 0.0  # share of a batch with a fully masked canvas, for one denoiser as both priors (D15)
@@ -93,7 +101,10 @@ def diffuse(
 ) -> tuple[RegisterBank, Float[Tensor, "B K"]]:
     """Return z_s and the effective time of every register."""
     offsets = offsets_of(registers, objective)
-    base_time = sample_base_time(offsets, streams=streams.at("time"))
+    first = None
+    if objective.smallest_noise:
+        first = last_base_time(offsets, noise_std=objective.smallest_noise, shift=objective.time_shift)
+    base_time = sample_base_time(offsets, first=first, streams=streams.at("time"))
     time = effective_time(base_time, offsets, shift=objective.time_shift)
     noise = streams.at("noise").normal(*registers.shape[1:])
     return add_noise(registers, time, noise), time

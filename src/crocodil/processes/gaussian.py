@@ -92,9 +92,12 @@ def shifted_time(time: RegisterTime, *, shift: float) -> RegisterTime:
     return time if shift == 1 else shift * time / (1 + (shift - 1) * time)
 
 
-def sample_base_time(offsets: Offsets, *, streams: Streams) -> PerSample:
-    """Sample base times uniformly from [-largest offset, 1]; every block then covers [0, 1] (decision D4)."""
-    start = -offsets.max()
+def sample_base_time(offsets: Offsets, *, first: float | None = None, streams: Streams) -> PerSample:
+    """Sample base times uniformly from [-largest offset, 1]; every block then covers [0, 1] (decision D4).
+
+    `first` is another start of this range.
+    """
+    start = -offsets.max() if first is None else first
     return start + (1 - start) * streams.uniform()
 
 

@@ -136,6 +136,11 @@ class Run:
             raise ValueError("live_draws and condition_encoder_learns are both set: choose one of them")
         if self.live_draws and self.conditional.standardised:
             raise ValueError("conditional.standardised needs cached registers: set live_draws=0")
+        if self.prior_objective.smallest_noise and (self.prior.standardised or self.conditional.standardised):
+            raise ValueError(
+                "prior_objective.smallest_noise is in units of registers: set prior.standardised=false and "
+                "conditional.standardised=false"
+            )
         if self.guided_start is not None and self.lora is not None:
             raise ValueError("guided_start and lora are both set: choose one of them")
         if self.teacher_texts and self.guided_start is None:
