@@ -212,7 +212,11 @@ def test_stages_go_on_from_an_exported_model_whose_compute_is_unknown(trained, c
     assert record["work"]["inherited"] == {"base": None, "guided": None}
     alone = Workspace(corpus, tmp_path / "alone", tmp_path / "alone")  # the denoiser alone
     shutil.copytree(exported, alone.out / "guided" / "model")
+    shutil.copytree(alone.out, tmp_path / "cached")
     assert run_stage("conditional", run, alone)
+    cached, run = Workspace(corpus, tmp_path / "cached", tmp_path / "cached"), replace(run, live_draws=0)
+    for stage in ("registers", "conditional"):
+        assert run_stage(stage, run, cached)
 
 
 def test_the_rate_costs_operations_and_needs_registers_that_are_not_standardised(corpus):
