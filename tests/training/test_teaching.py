@@ -18,7 +18,7 @@ from crocodil.training.estimate import step_flops
 from crocodil.training.record import read_checksummed
 from crocodil.training.run import run_stage
 from crocodil.training.stage_setup import Workspace, guided_stage
-from crocodil.training.teacher_texts import TeacherData, TeacherTexts, read_about
+from crocodil.training.teacher_texts import TEACHER_FILE, TeacherData, TeacherTexts
 from crocodil.training.work import FROZEN, TRAINED, encoder_flops
 
 
@@ -59,7 +59,7 @@ def test_teacher_texts_are_the_samples_of_their_seed_with_their_registers(export
     texts = TeacherTexts(taught)
     assert np.array_equal(texts.tokens, samples.tokens)
     assert np.allclose(texts.registers, samples.registers, atol=5e-3)
-    about = read_about(taught)
+    about = json.loads((taught / TEACHER_FILE).read_text())
     assert (about["texts"], about["decoded"], about["decoding"]["calls"]) == (40, 40, 8)
     assert about["drawing"]["register_noise"] == 0.5
 

@@ -1,5 +1,6 @@
 """`crocodil teach`, which writes texts that a demasker can learn from."""
 
+import math
 import time
 from dataclasses import asdict
 from enum import StrEnum
@@ -38,7 +39,7 @@ def teach(
     keep: Annotated[
         Keep,
         typer.Option(
-            help="all, or parses: only Python. Of a text that fills the canvas, the last lines may be cut."
+            help="all, or parses: only Python. A text that fills the canvas may be incomplete at its end."
         ),
     ] = Keep.ALL,
     length: options.Length = None,
@@ -54,7 +55,7 @@ def teach(
 ) -> None:
     """Write texts that a model decodes in many calls, with their registers, for stage guided.
 
-    A demasker that learns from them decodes better in few calls. By default, the model makes twice its own calls.
+    From them a demasker can learn to decode in few calls. By default, the model makes twice its own calls.
     """
     checked_method(model, Method.CON_THEN_DISC, length, knobs)
     if out.exists():
@@ -62,40 +63,28 @@ def teach(
     from crocodil.pipeline import Crocodil
     from crocodil.training.teacher_texts import write_teacher_texts
 
-    started_at = time.monotonic()
+    stop_at = math.inf if max_minutes is None else time.monotonic() + 60 * max_minutes
     pipe = Crocodil.from_pretrained(model, device=device, compiled=compiled)
     length = pipe.settings.canvas(length)
-    if "calls" not in knobs:
-        plan = pipe.settings.decoding.plan(length)
-        knobs["calls"] = min(MORE_CALLS * plan.num_calls, length)
-    tokens, registers, num_drawn = [], [], 0
-    batches = pipe.stream_batches(
-        count, method=Method.CON_THEN_DISC, length=length, seed=seed, batch_size=batch_size, **knobs
-    )
-    for batch in batches:
+    own_calls = pipe.settings.decoding.plan(length).num_calls
+    knobs = {"calls": min(MORE_CALLS * own_calls, length), **knobs}
+    asked = {"method": Method.CON_THEN_DISC, "length": length, "seed": seed, **knobs}
+    tokens, registers, num_decoded = [], [], 0
+    for batch in pipe.stream_batches(count, batch_size=batch_size, **asked):
         kept = _kept(pipe, batch, keep)
-        tokens.append(batch.tokens[kept].cpu())
         assert batch.registers is not None
+        tokens.append(batch.tokens[kept].cpu())
         registers.append(batch.registers[kept].cpu())
-        num_drawn += len(batch.texts)
-        if max_minutes is not None and time.monotonic() - started_at > 60 * max_minutes:
+        num_decoded += len(batch.texts)
+        if time.monotonic() > stop_at:
             break
-    num_kept = sum(map(len, tokens))
-    if not num_kept:
-        raise ValueError(f"none of {num_drawn} texts parses: decode more, or use --keep all")
+    if not (num_kept := sum(map(len, tokens))):
+        raise ValueError(f"none of {num_decoded} texts parses: decode more, or use --keep all")
     decoding, drawing = pipe.settings.sampling(Method.CON_THEN_DISC, None, None, knobs)
-    about = {
-        "model": model,
-        "seed": seed,
-        "length": length,
-        "texts": num_kept,
-        "decoded": num_drawn,
-        "keep": str(keep),
-        "decoding": asdict(decoding),
-        "drawing": asdict(drawing),
-    }
+    about = {"model": model, "seed": seed, "length": length, "texts": num_kept, "decoded": num_decoded}
+    about |= {"keep": str(keep), "decoding": asdict(decoding), "drawing": asdict(drawing)}
     write_teacher_texts(out, tokens, registers, about)
-    typer.echo(f"{out}: {num_kept:,} of {num_drawn:,} texts, {decoding.calls} calls each")
+    typer.echo(f"{out}: {num_kept:,} of {num_decoded:,} texts, {decoding.calls} calls each")
 
 
 def _kept(pipe: "Crocodil", batch: "Generation", keep: Keep) -> list[int]:

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from crocodil.corpus.order import Order
 from crocodil.runtime.atomic import whole_directory
-from crocodil.runtime.config import read_json
 from crocodil.shapes import PrefixLength, RegisterBank, TokenIds
 from crocodil.training.data import to_device
 
@@ -75,11 +74,6 @@ def write_teacher_texts(
         np.save(unfinished / TOKENS_FILE, torch.cat(list(tokens)).to(torch.int32).cpu().numpy())
         np.save(unfinished / REGISTERS_FILE, torch.cat(list(registers)).half().cpu().numpy())
         (unfinished / TEACHER_FILE).write_text(json.dumps(about, indent=2) + "\n")
-
-
-def read_about(directory: Path) -> dict[str, Any]:
-    """Return how the texts of a folder were made."""
-    return read_json(directory / TEACHER_FILE)
 
 
 # ---------------------------------------------------------------- batches
