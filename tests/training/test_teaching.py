@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from crocodil import cli
 from crocodil.checkpoints.format import load_model
+from crocodil.cli.teaching import Keep, _kept
 from crocodil.metrics import parses_without_its_end
 from crocodil.pipeline import Crocodil, Method
 from crocodil.presets.runs import tiny
@@ -64,21 +65,27 @@ def test_teacher_texts_are_the_samples_of_their_seed_with_their_registers(export
     assert about["drawing"]["register_noise"] == 0.5
 
 
-def test_by_default_a_teacher_makes_twice_its_calls_and_only_texts_that_parse_are_kept_on_demand(
-    exported, taught, tmp_path
-):
+def test_by_default_a_teacher_makes_twice_its_calls(exported, tmp_path):
     printed = command("teach", "--model", exported, "--out", tmp_path / "a", "--count", 2, "--device", "cpu")
     assert "2 of 2 texts, 8 calls each" in printed  # of 64 tokens, a model takes 4 calls
-    words = ["teach", "--model", exported, "--count", 40, "--calls", 8, "--keep", "parses", "--device", "cpu"]
-    done = CliRunner().invoke(cli.app, [str(word) for word in (*words, "--out", tmp_path / "b")])
-    pipe, all_tokens = Crocodil.from_pretrained(exported, device="cpu"), TeacherTexts(taught).tokens
-    parse = [parses_without_its_end(pipe.tokenizer.decode(ids)) for ids in all_tokens.tolist()]
-    if done.exit_code == 0:
-        kept = TeacherTexts(tmp_path / "b").tokens
-        assert 0 < len(kept) <= sum(parse)
-        assert {tuple(ids) for ids in kept} <= {tuple(ids) for ids in all_tokens[parse]}
-    else:
-        assert "none of 40 texts parses" in str(done.exception)
+
+
+def test_on_demand_only_texts_that_parse_are_kept(exported):
+    pipe = Crocodil.from_pretrained(exported, device="cpu")
+    ended, cut, wrong = "x = 1\n", "x = 1\ny = 2\nz = (3,", "x = (1"
+    tokens = pipe.tokens_of([ended, cut, cut, wrong])
+    tokens[1] = tokens[1].masked_fill(tokens[1] == pipe.tokenizer.special.eos, tokens[1, 1])  # no end
+    batch = replace(pipe.generate(4, calls=1), texts=[ended, cut, cut, wrong], tokens=tokens)
+    assert _kept(pipe, batch, Keep.PARSES) == [0, 1]
+    assert _kept(pipe, batch, Keep.ALL) == [0, 1, 2, 3]
+
+
+def test_if_no_text_parses_nothing_is_written(exported, tmp_path):
+    words = ["teach", "--model", exported, "--out", tmp_path / "b", "--calls", 1, "--register-noise", 900]
+    words += ["--count", 3, "--keep", "parses", "--device", "cpu"]
+    done = CliRunner().invoke(cli.app, [str(word) for word in words])
+    assert "none of 3 texts parses: decode more, or use --keep all" in str(done.exception)
+    assert not (tmp_path / "b").exists()
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,7 @@ from crocodil.text.tokenizer import Tokenizer
 from crocodil.training.adapting import add_adapters, freeze_embeddings, init_from_base
 from crocodil.training.data import CachedRegisters, Data, register_statistics
 from crocodil.training.distilling import DistilledStage, Teacher
+from crocodil.training.guiding import GuidedStage, JointPrior
 from crocodil.training.loop import LoopConfig, Stage
 from crocodil.training.pair_data import PairData, PairSource
 from crocodil.training.prompting import PromptedStage
@@ -39,8 +40,6 @@ from crocodil.training.stages import (
     Alignment,
     BaseStage,
     ConditionalPriorStage,
-    GuidedStage,
-    JointPrior,
     PriorStage,
 )
 from crocodil.training.teacher_texts import TeacherData, TeacherTexts

@@ -17,9 +17,9 @@ from torch import Tensor
 from crocodil.corpus.order import Order
 from crocodil.runtime.atomic import whole_directory
 from crocodil.shapes import PrefixLength, RegisterBank, TokenIds
-from crocodil.training.data import to_device
+from crocodil.training.data import REGISTERS_FILE, to_device
 
-TEACHER_FILE, TOKENS_FILE, REGISTERS_FILE = "teacher.json", "tokens.npy", "registers.npy"
+TEACHER_FILE, TOKENS_FILE = "teacher.json", "tokens.npy"
 
 
 @dataclass(frozen=True)
