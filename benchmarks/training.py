@@ -30,10 +30,11 @@ from crocodil.seeding import generator_for
 from crocodil.training.adapting import add_adapters
 from crocodil.training.data import cache_registers
 from crocodil.training.estimate import estimates
+from crocodil.training.guiding import GuidedStage
 from crocodil.training.loop import initial_state, prepare, take_step
 from crocodil.training.run_config import Pretrained
 from crocodil.training.stage_setup import Workspace, base_stage, prior_stage
-from crocodil.training.stages import ConditionalPriorStage, GuidedStage
+from crocodil.training.stages import ConditionalPriorStage
 from crocodil.training.work import matrix_rate
 
 NUM_WARMUP_STEPS = 5  # not timed; the blocks are compiled here

@@ -28,9 +28,10 @@ from crocodil.runtime.atomic import locked, remove_unfinished
 from crocodil.runtime.distributed import Ranks
 from crocodil.text.retokenizer import Retokenizer
 from crocodil.training.data import CachedRegisters, Data, cache_registers
+from crocodil.training.guiding import GuidedStage
 from crocodil.training.loop import LoopConfig, has_checkpoints, train
 from crocodil.training.record import checksum_of, write_or_check_record
-from crocodil.training.stages import ConditionalPriorStage, GuidedStage
+from crocodil.training.stages import ConditionalPriorStage
 
 
 def main(
