@@ -27,7 +27,11 @@ LAYERS = [
     {"reproduce", "play"},
     {"cli"},
 ]
-ARROWS_INSIDE = {("models.demasker", "models.llada")}  # the only ones between modules of mathematics or networks
+ARROWS_INSIDE = {
+    ("models.demasker", "models.llada"),
+    ("models.register_denoiser", "models.demasker"),
+    ("models.register_denoiser", "models.llada"),
+}  # the only ones between modules of mathematics or networks
 SAME_NAME = {"llada"}  # the network, and its checkpoints
 DOORS = {
     "transformers": {"models.register_encoder", "text.tokenizer", "text.chat", "checkpoints", "judges"},

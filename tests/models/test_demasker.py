@@ -6,7 +6,7 @@ import torch
 from tiny import NUM_REGISTERS
 
 from crocodil.checkpoints.llada import load_llada
-from crocodil.models.demasker import Demasker, DemaskerConfig, fixed_axes, literal_axes
+from crocodil.models.demasker import Demasker, DemaskerConfig, fixed_axes, literal_axes, sequence_angles
 from crocodil.seeding import generator_for
 
 LITERAL = replace(tiny.DEMASKER, literal_positions=True)
@@ -79,7 +79,7 @@ def test_read_literally_the_prefix_shifts_the_text_and_the_second_axis_says_noth
 
 def test_the_prefix_axis_turns_the_lowest_frequencies_and_inside_the_prefix_only():
     angles = {
-        share: tiny.demasker(replace(tiny.DEMASKER, prefix_axis_share=share))._angles(6, 10, None, CPU)[0]
+        share: sequence_angles(replace(tiny.DEMASKER, prefix_axis_share=share), 6, 10, CPU)[0]
         for share in (0.0, 0.25, 1.0)
     }
     differs = angles[0.0] != angles[0.25]

@@ -7,7 +7,7 @@ from tiny import CONDITIONAL, NUM_REGISTERS, REGISTER_WIDTH
 
 from crocodil.checkpoints.format import load_model, save_model
 from crocodil.models.length_head import LengthHead, LengthHeadConfig
-from crocodil.models.register_denoiser import RegisterDenoiser, prompted_from
+from crocodil.models.register_denoiser import RegisterDenoiser, begun_as_demasker, flow_map_of, prompted_from
 from crocodil.objectives import PriorObjective, prior_loss
 from crocodil.presets import models
 from crocodil.processes.gaussian import signal_and_noise_level
@@ -241,3 +241,101 @@ def test_lengths_begin_equally_likely_and_their_quantiles_follow_the_head():
     assert head.quantiles(prompt, shares).tolist() == [1, 5, 10]
     head.proj_out.bias.data[6] = 50.0
     assert head.quantiles(prompt, shares).tolist() == [7, 7, 7]
+
+
+# ---------------------------------------------------------------- the blocks of a demasker (decision D79)
+
+LENGTH = 8  # a condition of as many vectors covers every position of the text
+BODY = replace(
+    tiny.CONDITIONAL, condition_length=LENGTH, num_heads=4, text_length=LENGTH,
+    body=replace(tiny.DEMASKER, across_text=True),
+)  # fmt: skip
+
+
+def conditions(count):
+    return tiny.streams(count, "conditions").normal(LENGTH, REGISTER_WIDTH)
+
+
+def test_with_the_blocks_of_a_demasker_a_condition_starts_as_masked_text():
+    """The denoiser computes the same states of the registers as the demasker on a fully masked canvas."""
+    demasker = tiny.demasker(BODY.body)
+    denoiser = begun_as_demasker(BODY, demasker, generator_for("begun"))
+    noisy, signal = tiny.bank(2), signal_and_noise_level(time(2))[0]
+    states = []
+    denoiser.norm.register_forward_hook(lambda _, __, output: states.append(output))
+    demasker.backbone.norm.register_forward_hook(lambda _, __, output: states.append(output))
+    denoiser(noisy, time(2), condition=conditions(2))
+    demasker(torch.full((2, LENGTH), tiny.MASK), noisy / signal[..., None])
+    torch.testing.assert_close(states[0], states[1][:, 1 : 1 + NUM_REGISTERS])
+
+
+def test_with_the_blocks_of_a_demasker_the_first_prediction_is_the_best_linear_one():
+    for denoiser in (
+        RegisterDenoiser(BODY).init_weights(generator_for("fresh")),
+        begun_as_demasker(BODY, tiny.demasker(BODY.body), generator_for("begun")),
+    ):
+        signal, _ = signal_and_noise_level(time(2, 0.9))
+        assert torch.equal(denoiser(tiny.bank(2), time(2, 0.9)), signal[..., None] * tiny.bank(2))
+
+
+def test_with_the_blocks_of_a_demasker_registers_read_each_other_the_condition_and_their_times():
+    denoiser, registers, now = tiny.denoiser(BODY), tiny.bank(1), time(1)
+    before = denoiser(registers, now, condition=conditions(1))
+    changed, later = registers.clone(), now.clone()
+    changed[:, 0] += 1
+    later[:, 3] = 0.9
+    others = [
+        denoiser(changed, now, condition=conditions(1)),
+        denoiser(registers, later, condition=conditions(1)),
+        denoiser(registers, now, condition=conditions(1) + 1),
+        denoiser(registers, now),
+    ]
+    assert all(((other - before).abs().amax(dim=(0, 2)) > 1e-4).all() for other in others)
+    keep = torch.tensor([True, False])
+    mixed = denoiser(
+        registers.repeat(2, 1, 1), time(2), condition=conditions(1).repeat(2, 1, 1), keep_condition=keep
+    )
+    torch.testing.assert_close(mixed, torch.cat([before, others[-1]]))
+    shared = denoiser(registers.repeat(2, 1, 1), time(2), condition_kv=denoiser.cross_attention_kv(conditions(1)))
+    torch.testing.assert_close(shared, before.repeat(2, 1, 1))
+
+
+def test_with_the_blocks_of_a_demasker_pure_noise_is_read_too():
+    noise = tiny.bank(2)
+    assert tiny.denoiser(BODY)(noise, time(2, 1.0)).isfinite().all()
+
+
+def test_the_blocks_of_a_demasker_are_stored_distilled_and_prompted_like_others(tmp_path):
+    denoiser = tiny.denoiser(BODY)
+    for bits in (None, 8):
+        save_model(denoiser, tmp_path / str(bits), bits=bits)
+        assert load_model(tmp_path / str(bits)).config == BODY
+    noisy = tiny.bank(2)
+    expected = denoiser(noisy, time(2), condition=conditions(2))
+    assert torch.equal(load_model(tmp_path / "None")(noisy, time(2), condition=conditions(2)), expected)
+    student = flow_map_of(denoiser, generator_for("student"))
+    torch.testing.assert_close(student(noisy, time(2), end_time=time(2, 0.2), condition=conditions(2)), expected)
+    prompted = prompted_from(denoiser, NUM_REGISTERS, REGISTER_WIDTH, generator_for("prompted"))
+    assert prompted.config.num_positions == NUM_REGISTERS + 2 + LENGTH + NUM_REGISTERS
+    assert not torch.allclose(prompted(noisy, time(2), prompt=noisy), prompted(noisy, time(2)))
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"width": 16}, "width is 16, in the body 32"),
+        ({"register_width": 8}, "registers of another width"),
+        ({"num_registers": 7}, "or fewer of them"),
+        ({"standardised": True}, "set standardised=false"),
+    ],
+)
+def test_a_body_of_another_shape_is_refused(changed, message):
+    with pytest.raises(ValueError, match=message):
+        replace(BODY, **changed)
+
+
+def test_a_body_has_no_identity_attention_and_its_own_demasker():
+    with pytest.raises(ValueError, match="use pag_scale=0"):
+        tiny.denoiser(BODY)(tiny.bank(1), time(1), identity_attention=torch.tensor([True]))
+    with pytest.raises(ValueError, match="another shape than the demasker"):
+        begun_as_demasker(BODY, tiny.demasker(), generator_for("begun"))

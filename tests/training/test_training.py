@@ -24,6 +24,7 @@ from crocodil.objectives import DistilObjective, RateObjective
 from crocodil.pipeline import Crocodil
 from crocodil.presets.runs import ABLATIONS, tiny
 from crocodil.runtime.distributed import Ranks
+from crocodil.sampling.cost import Cost, num_parameters
 from crocodil.training import checkpointing, validation
 from crocodil.training import data as training_data
 from crocodil.training.estimate import estimates, step_flops
@@ -33,7 +34,7 @@ from crocodil.training.record import read_checksummed
 from crocodil.training.run import run_stage
 from crocodil.training.spent import Shapes, planned_flops
 from crocodil.training.stage_setup import Workspace, base_stage, conditional_stage, guided_stage
-from crocodil.training.work import prior_flops
+from crocodil.training.work import demasker_flops, prior_flops
 
 
 def rows(directory):
@@ -671,3 +672,42 @@ def test_the_estimate_counts_the_parameters_that_are_trained(corpus):
         p.numel() for p in RegisterEncoder(run.encoder).parameters()
     )
     assert found["distilled"].flops > found["prior"].flops + found["conditional"].flops
+
+
+# ---------------------------------------------------------------- a prior that begins as the demasker (D79)
+
+
+@pytest.mark.usefixtures("short_validation")
+def test_a_conditional_prior_begins_as_the_demasker_and_draws_registers(trained, corpus, tmp_path):
+    for stage in ("base", "guided"):
+        shutil.copytree(trained / stage, tmp_path / stage)
+    workspace, run = Workspace(corpus, tmp_path, tmp_path), live(corpus, denoiser_begins_as_demasker=True)
+    demasker = load_model(trained / "guided" / "model" / "demasker")
+    begun = conditional_stage(run, workspace)[0].denoiser
+    for mine, its in zip(begun.blocks.parameters(), demasker.backbone.blocks.parameters(), strict=True):
+        assert torch.equal(mine, its)
+    assert run_stage("conditional", run, workspace)
+    assert "guided/model/demasker" in read_checksummed(tmp_path / "conditional" / "stage.json")["sources"]
+    command = ["export", str(tmp_path), "--data", str(corpus.directory), "--without", "base", "--out"]
+    made = CliRunner().invoke(cli.app, [*command, str(tmp_path / "model")])
+    assert made.exit_code == 0, made.output
+    pipe = Crocodil.from_pretrained(tmp_path / "model", device="cpu")
+    assert pipe.conditional.config == run.conditional_shape
+    for method in ("conthendisc", "conwithindisc"):
+        made = pipe.generate(2, method=method, length=min(run.lengths), calls=2, show_progress=False)
+        assert len(made.texts) == 2
+    positions = begun.config.num_positions
+    assert positions == run.conditional.num_registers + 2 + run.conditional.condition_length
+    denoising = pipe.pricing.flop_nfe(Cost(denoiser_calls=1), length=64, num_registers=None)
+    expected = num_parameters(begun) * positions / (num_parameters(demasker.backbone) * 64)
+    assert denoising == pytest.approx(expected)
+
+
+def test_a_prior_that_begins_as_the_demasker_costs_operations_like_it_and_needs_a_trained_one(corpus):
+    run = live(corpus, denoiser_begins_as_demasker=True, guided_start=None)
+    shape = run.conditional_shape
+    blocks = demasker_flops(run.demasker.backbone, positions=shape.num_positions, rows=0)
+    assert prior_flops(shape) == 3 * blocks
+    assert step_flops(run)["conditional"] > step_flops(live(corpus))["conditional"]
+    with pytest.raises(ValueError, match=r"set rate_objective\.trains_prior=false"):
+        replace(run, rate_objective=RateObjective(trains_prior=True))

@@ -35,7 +35,7 @@ from crocodil.runtime.atomic import whole_directory
 from crocodil.runtime.config import config_from_json, read_json
 
 FORMAT = "crocodil"
-FORMAT_VERSION = 5
+FORMAT_VERSION = 6
 
 _KINDS: dict[str, tuple[type[nn.Module], type]] = {
     "LLaDA": (LLaDA, LLaDAConfig),
@@ -67,6 +67,8 @@ _NEW_FIELDS: dict[type, dict[str, Any]] = {
         "flow_map": False,
         "prompt_width": None,
         "prompt_length": 0,
+        "body": None,
+        "text_length": 256,
     },
     LLaDAConfig: {"head_size": None, "qkv_bias": False, "qk_norm": False, "shifted": False, "parents": []},
 }

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from crocodil.models.llada import LLaDA, LLaDAConfig, picked
+from crocodil.models.llada import LLaDA, LLaDAConfig, picked, rotary_frequencies
 from crocodil.processes.registers import positions_across_text, within_prefix
 from crocodil.runtime.config import Share, Width, config
 from crocodil.shapes import Logits, PositionIndices, Positions, PrefixLength, RegisterBank, RowLogits, TokenIds
@@ -70,7 +70,9 @@ class Demasker(nn.Module):
         num_text = noisy_tokens.shape[1]
         visible = None if prefix_length is None else within_prefix(prefix_length, num_given)
         embeddings = torch.cat([self._prefix(registers, visible), self.backbone.embed(noisy_tokens)], dim=1)
-        angles = self._angles(num_given, num_text, prefix_length, noisy_tokens.device)
+        angles = sequence_angles(
+            self.config, num_given, num_text, noisy_tokens.device, prefix_length=prefix_length
+        )
         key_mask = None
         if visible is not None:
             ones = visible.new_ones(len(visible), 1)
@@ -102,24 +104,28 @@ class Demasker(nn.Module):
         start, end = (edge.to(mapped.dtype).expand(len(registers), 1, -1) for edge in self.boundaries)
         return torch.cat([start, mapped, end], dim=1)
 
-    def _angles(
-        self, num_given: int, num_text: int, prefix_length: PrefixLength | None, device: torch.device
-    ) -> Float[Tensor, "_ L P"]:
-        """Return the angles of two-axis RoPE: the lowest frequencies use the index within the register slots."""
-        if self.config.literal_positions:
-            along_text, along_prefix = literal_axes(num_given, num_text, prefix_length, device)
-        else:
-            along_text, along_prefix = fixed_axes(self.config.num_registers, num_given, num_text, device)
-            if self.config.across_text:
-                num_tokens = torch.full((), num_text, device=device)
-                along_text = along_text.clone()
-                along_text[:, 1 : 1 + num_given] = positions_across_text(self.config.num_registers, num_tokens)[
-                    :num_given
-                ]
-        frequencies = self.backbone.frequencies(device)
-        num_local = round(self.config.prefix_axis_share * len(frequencies))
-        local = torch.arange(len(frequencies), device=device) >= len(frequencies) - num_local
-        return torch.where(local, along_prefix[..., None], along_text[..., None]) * frequencies
+
+def sequence_angles(
+    config: DemaskerConfig,
+    num_given: int,
+    num_text: int,
+    device: torch.device,
+    *,
+    prefix_length: PrefixLength | None = None,
+) -> Float[Tensor, "_ L P"]:
+    """Return the angles of two-axis RoPE: the lowest frequencies use the index within the register slots."""
+    if config.literal_positions:
+        along_text, along_prefix = literal_axes(num_given, num_text, prefix_length, device)
+    else:
+        along_text, along_prefix = fixed_axes(config.num_registers, num_given, num_text, device)
+        if config.across_text:
+            num_tokens = torch.full((), num_text, device=device)
+            along_text = along_text.clone()
+            along_text[:, 1 : 1 + num_given] = positions_across_text(config.num_registers, num_tokens)[:num_given]
+    frequencies = rotary_frequencies(config.backbone, device)
+    num_local = round(config.prefix_axis_share * len(frequencies))
+    local = torch.arange(len(frequencies), device=device) >= len(frequencies) - num_local
+    return torch.where(local, along_prefix[..., None], along_text[..., None]) * frequencies
 
 
 Axes = tuple[Int[Tensor, "_ L"], Int[Tensor, "_ L"]]

@@ -140,22 +140,10 @@ class LLaDA(nn.Module):
 
     def angles(self, positions: Int[Tensor, "B L"]) -> Float[Tensor, "B L P"]:
         """Return the rotary angles of these positions, highest frequency first."""
-        return positions[..., None].float() * self.frequencies(positions.device)
-
-    def frequencies(self, device: torch.device) -> Float[Tensor, "P"]:
-        """Return the rotary frequencies; not a buffer, because of meta devices and dtype casts."""
-        exponent = torch.arange(0, self.config.head_width, 2, device=device).float() / self.config.head_width
-        return 1.0 / self.config.rope_theta**exponent
+        return positions[..., None].float() * rotary_frequencies(self.config, positions.device)
 
     def init_weights(self, generator: torch.Generator) -> "LLaDA":
-        """Initialise: normal, std 1 / sqrt(inputs); layers that write to the residual stream shrink with depth."""
-        for name, parameter in self.named_parameters():
-            if parameter.ndim == 1:
-                nn.init.constant_(parameter, 0.0 if name.endswith("bias") else 1.0)
-                continue
-            writes_to_residual = name.endswith(("attn_out.weight", "down.weight"))
-            shrink = 2 * self.config.num_layers if writes_to_residual else 1
-            nn.init.normal_(parameter, std=(parameter.shape[1] * shrink) ** -0.5, generator=generator)
+        init_parameters(self, self.config.num_layers, generator)
         return self
 
 
@@ -205,6 +193,23 @@ class Block(nn.Module):
             enable_gqa=query.shape[1] != key.shape[1],
         )
         return self.attn_out(rearrange(mixed, "b h l p -> b l (h p)"))
+
+
+def rotary_frequencies(config: LLaDAConfig, device: torch.device) -> Float[Tensor, "P"]:
+    """Return the rotary frequencies; not a buffer, because of meta devices and dtype casts."""
+    exponent = torch.arange(0, config.head_width, 2, device=device).float() / config.head_width
+    return 1.0 / config.rope_theta**exponent
+
+
+def init_parameters(module: nn.Module, num_layers: int, generator: torch.Generator) -> None:
+    """Initialise: normal, std 1 / sqrt(inputs); layers that write to the residual stream shrink with depth."""
+    for name, parameter in module.named_parameters():
+        if parameter.ndim == 1:
+            nn.init.constant_(parameter, 0.0 if name.endswith("bias") else 1.0)
+            continue
+        writes_to_residual = name.endswith(("attn_out.weight", "down.weight"))
+        shrink = 2 * num_layers if writes_to_residual else 1
+        nn.init.normal_(parameter, std=(parameter.shape[1] * shrink) ** -0.5, generator=generator)
 
 
 def picked(states: Embeddings, rows: Positions | PositionIndices) -> Float[Tensor, "R W"]:

@@ -4,6 +4,10 @@ One network computes the time modulation for all layers (adaLN-single, Chen et a
 register has its own time, so block offsets need no special case. The condition is read by cross-attention; a
 prompt can be a second condition (App. H). The network predicts the clean registers and does not depend on the
 noise schedule.
+
+With a `body`, the denoiser has the blocks of a demasker instead and can start from its weights (decision D79): a
+prior of registers has to know which texts are likely, and the demasker knows. Registers and condition are then one
+sequence, and the network reads and predicts as the cosine schedule says.
 """
 
 import math
@@ -16,7 +20,11 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from crocodil.runtime.config import Amount, Layers, Width, config
+from crocodil.models import llada
+from crocodil.models.demasker import Demasker, DemaskerConfig, sequence_angles
+from crocodil.processes.gaussian import signal_and_noise_level
+from crocodil.processes.registers import positions_across_text
+from crocodil.runtime.config import Amount, Layers, Length, Width, config
 from crocodil.shapes import RegisterBank, RegisterTime
 
 Tokens = Float[Tensor, "B K W"]
@@ -27,6 +35,9 @@ KeysValues = Float[Tensor, "2 _ H C P"]  # keys and values, per head
 Statistics = Float[Tensor, "2 K D"]
 
 _TIME_FEATURES = 256
+# A body reads z + noise as a demasker does, up to noise of this standard deviation (about the largest that stage
+# guided adds); at more noise the registers keep their norm.
+_LARGEST_NOISE_READ = 2.9
 _NORM_EPS = 1e-6
 # Not cuDNN: its gradients can be NaN for few keys and low logits (decision D70).
 _KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
@@ -47,6 +58,8 @@ class RegisterDenoiserConfig:
     self_conditioned: bool = False  # reads its prediction of the previous step (decision D25)
     standardised: bool = False  # models registers of mean 0 and standard deviation 1 per coordinate (decision D40)
     flow_map: bool = False  # also reads the time that a step goes to: a distilled denoiser (decision D51)
+    body: DemaskerConfig | None = None  # the blocks are those of this demasker (decision D79); None: PixArt's
+    text_length: Length = 256  # of the canvas that gives registers and condition their positions in a body
 
     def __post_init__(self) -> None:
         if self.width % self.num_heads:
@@ -59,6 +72,24 @@ class RegisterDenoiserConfig:
             raise ValueError("a denoiser with a prompt also has a condition, which may be dropped")
         if self.flow_map and self.self_conditioned:
             raise ValueError("a distilled denoiser (flow_map) is not self_conditioned: one step is one call")
+        if self.body is not None:
+            self._check_body(self.body)
+
+    def _check_body(self, body: DemaskerConfig) -> None:
+        for name in ("width", "num_layers", "num_heads"):
+            if getattr(self, name) != getattr(body.backbone, name):
+                raise ValueError(f"{name} is {getattr(self, name)}, in the body {getattr(body.backbone, name)}")
+        if self.register_width != body.register_width or self.num_registers > body.num_registers:
+            raise ValueError("the body reads registers of another width, or fewer of them")
+        if self.standardised:
+            raise ValueError("a body reads registers in their own units: set standardised=false")
+
+    @property
+    def num_positions(self) -> int:
+        """The positions that the blocks run over."""
+        if self.body is None:
+            return self.num_registers
+        return self.num_registers + 2 + self.condition_length + self.prompt_length
 
 
 class RegisterDenoiser(nn.Module):
@@ -71,9 +102,17 @@ class RegisterDenoiser(nn.Module):
         self.pos_embed = nn.Parameter(torch.zeros(config.num_registers, width))
         self.time = _time_embedding(width)
         self.span = _time_embedding(width) if config.flow_map else None
-        self.time_modulation = nn.Linear(width, 6 * width)
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
-        self.final_table = nn.Parameter(torch.zeros(2, width))
+        self.blocks: nn.ModuleList
+        if config.body is None:
+            self.time_modulation = nn.Linear(width, 6 * width)
+            self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
+            self.final_table = nn.Parameter(torch.zeros(2, width))
+        else:
+            backbone = config.body.backbone
+            self.time_modulation = nn.Linear(width, 2 * width)
+            self.boundaries = nn.Parameter(torch.zeros(2, width))  # START and END
+            self.blocks = nn.ModuleList(llada.Block(backbone) for _ in range(backbone.num_layers))
+            self.norm = llada.RMSNorm(width, backbone.norm_eps)
         self.proj_out = nn.Linear(width, config.register_width)
         self.condition_embed = ConditionEmbedding.of(config.condition_length, config.condition_width, width)
         self.prompt_embed = ConditionEmbedding.of(config.prompt_length, config.prompt_width, width)
@@ -92,7 +131,7 @@ class RegisterDenoiser(nn.Module):
         keep_condition: Bool[Tensor, "B"] | None = None,
         prompt: Condition | None = None,
         keep_prompt: Bool[Tensor, "B"] | None = None,
-        condition_kv: Float[Tensor, "layers *context"] | None = None,
+        condition_kv: Float[Tensor, "_ *context"] | None = None,
         identity_attention: Bool[Tensor, "B"] | None = None,
     ) -> RegisterBank:
         """Predict the clean registers. All banks are in the units of the prior (`standardise`).
@@ -121,22 +160,58 @@ class RegisterDenoiser(nn.Module):
             raise ValueError("this denoiser has no cross-attention: call it without a condition")
         if prompt is not None and self.prompt_embed is None:
             raise ValueError("this denoiser was trained without prompts: call it without one")
-        embedded = self.proj_in(noisy_registers.to(self.proj_in.weight.dtype))
+        if identity_attention is not None and self.config.body is not None:
+            raise ValueError("a denoiser with the blocks of a demasker has no identity attention: use pag_scale=0")
+        signal, _ = signal_and_noise_level(diffusion_time)
+        read = noisy_registers if self.config.body is None else as_demasker_reads(noisy_registers, signal)
+        embedded = self.proj_in(read.to(self.proj_in.weight.dtype))
         if guess is not None:
             if self.proj_guess is None:
                 raise ValueError("this denoiser has no self-conditioning: call it without a guess")
             embedded = embedded + self.proj_guess(guess.to(self.proj_guess.weight.dtype))
         tokens = embedded + self.pos_embed.to(embedded.dtype)  # half precision under autocast, also in the blocks
         time = self._embed_times(diffusion_time, end_time, tokens.dtype)
-        modulation = rearrange(self.time_modulation(F.silu(time)), "b k (s w) -> b k s w", s=6)
-        context = None
+        context = condition_kv
         if self.condition_embed is not None and condition_kv is None:
             context = self._context(condition, keep_condition, prompt, keep_prompt)
+        if self.config.body is None:
+            return self.proj_out(self._modulated(tokens, time, context, identity_attention)).to(
+                noisy_registers.dtype
+            )
+        # Of registers with unit variance, the best linear prediction is signal z_s: the blocks predict the rest.
+        states = self._in_one_sequence(tokens, time, context)
+        return (signal[..., None] * noisy_registers + self.proj_out(states)).to(noisy_registers.dtype)
+
+    def _modulated(
+        self,
+        tokens: Tokens,
+        time: Tokens,
+        context: Tensor | None,
+        identity_attention: Bool[Tensor, "B"] | None,
+    ) -> Tokens:
+        """Apply PixArt's blocks; the context is embedded, or the keys and values of all layers."""
+        modulation = rearrange(self.time_modulation(F.silu(time)), "b k (s w) -> b k s w", s=6)
         for layer, block in enumerate(self.blocks):
-            layer_context = context if condition_kv is None else condition_kv[layer]
+            layer_context = context if context is None or context.ndim == 3 else context[layer]
             tokens = block(tokens, modulation, layer_context, identity_attention)
         shift, scale = (self.final_table.to(time.dtype) + time[:, :, None]).unbind(dim=2)
-        return self.proj_out(modulate(tokens, shift, scale)).to(noisy_registers.dtype)
+        return modulate(tokens, shift, scale)
+
+    def _in_one_sequence(self, tokens: Tokens, time: Tokens, context: Float[Tensor, "_ C W"] | None) -> Tokens:
+        """Apply the blocks of a demasker to [START, registers, END, context] and return the registers' states."""
+        assert self.config.body is not None
+        scale, shift = self.time_modulation(time).chunk(2, dim=-1)
+        start, end = (edge.to(tokens.dtype).expand(len(tokens), 1, -1) for edge in self.boundaries)
+        parts = [start, tokens * (1 + scale) + shift, end]
+        if context is not None:
+            shared = context.to(tokens.dtype).repeat(len(tokens) // len(context), 1, 1)
+            parts.append(shared + shift.mean(dim=1, keepdim=True))
+        angles = body_angles(self.config, tokens.device)
+        rotation = (angles.cos()[:, None], angles.sin()[:, None])
+        states = torch.cat(parts, dim=1)
+        for block in self.blocks:
+            states = block(states, rotation, None)
+        return self.norm(states[:, 1 : 1 + tokens.shape[1]])
 
     def _embed_times(
         self, time: RegisterTime, end_time: RegisterTime | None, dtype: torch.dtype
@@ -172,12 +247,15 @@ class RegisterDenoiser(nn.Module):
         *,
         prompt: Condition | None = None,
         keep_prompt: Bool[Tensor, "B"] | None = None,
-    ) -> Float[Tensor, "layers *context"]:
+    ) -> Float[Tensor, "_ *context"]:
         """Precompute the keys and values of condition and prompt for all layers; they do not change between steps.
 
-        They cost more than the few registers themselves. None stands for the null condition or prompt.
+        They cost more than the few registers themselves. None stands for the null condition or prompt. In a body
+        they depend on the registers: then it is the embedded condition that is precomputed.
         """
         context = self._context(condition, keep_condition, prompt, keep_prompt)
+        if self.config.body is not None:
+            return context
         cross_attentions = [block.cross for block in self.blocks if isinstance(block, Block)]
         return torch.stack([cross.keys_and_values(context) for cross in cross_attentions if cross is not None])
 
@@ -211,7 +289,57 @@ class RegisterDenoiser(nn.Module):
                 nn.init.normal_(parameter, std=0.02, generator=generator)
             elif name.endswith("null"):  # a register's entries have unit variance
                 nn.init.normal_(parameter, generator=generator)
+        if self.config.body is not None:
+            self._init_body(self.config.body, generator)
         return self
+
+    def _init_body(self, body: DemaskerConfig, generator: torch.Generator) -> None:
+        """Initialise blocks and START and END as in a demasker; at first the time changes nothing."""
+        llada.init_parameters(self.blocks, body.backbone.num_layers, generator)
+        nn.init.ones_(self.norm.weight)
+        nn.init.normal_(self.boundaries, std=body.backbone.width**-0.5, generator=generator)
+        nn.init.zeros_(self.time_modulation.weight)
+
+
+def begun_as_demasker(
+    config: RegisterDenoiserConfig, demasker: Demasker, generator: torch.Generator
+) -> RegisterDenoiser:
+    """Return a denoiser with the blocks of a trained demasker; it reads a condition like masked text at first."""
+    if config.body != demasker.config:
+        raise ValueError("the body of the denoiser has another shape than the demasker")
+    denoiser = RegisterDenoiser(config).init_weights(generator)
+    with torch.no_grad():
+        denoiser.blocks.load_state_dict(demasker.backbone.blocks.state_dict())
+        denoiser.norm.load_state_dict(demasker.backbone.norm.state_dict())
+        denoiser.boundaries.copy_(demasker.boundaries)
+        denoiser.proj_in.weight.copy_(demasker.register_map.weight)
+        nn.init.zeros_(denoiser.pos_embed)
+        for embedding in (denoiser.condition_embed, denoiser.prompt_embed):
+            if embedding is not None:
+                embedding.pos_embed.copy_(demasker.backbone.embed.weight[demasker.config.backbone.mask_id])
+                last = embedding.proj_in[-1]
+                assert isinstance(last, nn.Linear)
+                nn.init.zeros_(last.weight)
+    return denoiser
+
+
+def as_demasker_reads(noisy_registers: RegisterBank, signal: RegisterTime) -> RegisterBank:
+    """Return z_s / signal, which is z plus noise, as Algorithm 1 gives it to the demasker."""
+    smallest = (1 + _LARGEST_NOISE_READ**2) ** -0.5
+    return noisy_registers / signal.clamp(min=smallest)[..., None]
+
+
+def body_angles(config: RegisterDenoiserConfig, device: torch.device) -> Float[Tensor, "1 L P"]:
+    """Return the rotary angles of [START, registers, END, condition, prompt]; the last two lie across the text."""
+    assert config.body is not None
+    angles = sequence_angles(config.body, config.num_registers, config.text_length, device)
+    length, first = torch.full((), config.text_length, device=device), config.num_registers + 2
+    places = [
+        first + positions_across_text(count, length)
+        for count in (config.condition_length, config.prompt_length)
+        if count
+    ]
+    return torch.cat([angles[:, :first], *(angles[:, place] for place in places)], dim=1)
 
 
 def prompted_from(

@@ -40,7 +40,7 @@ class Pricing:
         return cost.flop_nfe(
             unit=base,
             demasker=base if has_no_slots else with_slots,
-            denoiser=Size(num_parameters(prior), 0 if prior is None else prior.config.num_registers),
+            denoiser=Size(num_parameters(prior), 0 if prior is None else prior.config.num_positions),
             encoder=Size(num_parameters(self.encoder), length + self.encoder.config.num_registers),
         )
 

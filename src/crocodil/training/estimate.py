@@ -53,7 +53,7 @@ def estimates(run: Run, *, num_devices: int = 1) -> list[Estimate]:
     with torch.device("meta"):
         base, demasker = LLaDA(run.demasker.backbone), Demasker(run.demasker)
         encoder = RegisterEncoder(run.encoder)
-        prior, conditional = RegisterDenoiser(run.prior), RegisterDenoiser(run.conditional)
+        prior, conditional = RegisterDenoiser(run.prior), RegisterDenoiser(run.conditional_shape)
         teachers = [{"prior": prior, "conditional": conditional}[name] for name in run.distil_objective.teachers]
         students = [
             RegisterDenoiser(replace(teacher.config, flow_map=True, self_conditioned=False))
@@ -66,7 +66,7 @@ def estimates(run: Run, *, num_devices: int = 1) -> list[Estimate]:
     frozen = count(base) if adapters else 0
     guided = count(encoder) + count(demasker) - frozen + adapters
     frozen_in_base = _frozen_in_base(run, base)
-    base_activations, guided_activations, encoding, denoising = _activations(run)
+    base_activations, guided_activations, encoding, denoising, conditional_denoising = _activations(run)
     trains_encoder = run.condition_encoder_learns
     rated, flops = run.rate_objective.trains_prior, step_flops(run)
     return [
@@ -82,18 +82,19 @@ def estimates(run: Run, *, num_devices: int = 1) -> list[Estimate]:
         _estimate("prior", run.prior_loop, flops, num_devices, [denoising], trained=count(prior)),
         _estimate(
             "conditional", run.conditional_loop, flops, num_devices,
-            [*[denoising] * (run.live_draws or 1), *([encoding] if trains_encoder else [])],
+            [*[conditional_denoising] * (run.live_draws or 1), *([encoding] if trains_encoder else [])],
             trained=count(conditional) + trains_encoder * count(encoder),
             frozen=(not trains_encoder) * count(encoder),
         ),
         _estimate(
-            "distilled", run.distilled_loop, flops, num_devices, [denoising] * len(teachers),
+            "distilled", run.distilled_loop, flops, num_devices,
+            [conditional_denoising if teacher is conditional else denoising for teacher in teachers],
             trained=sum(map(count, students)),
             frozen=sum(map(count, teachers)) + (conditional in teachers) * count(encoder),
         ),
         _estimate(
             "prompted", run.prompted_loop, flops, num_devices,
-            [guided_activations, denoising] if prompting.demasker_learns else [denoising],
+            [*[guided_activations] * prompting.demasker_learns, conditional_denoising],
             trained=count(prompted) + prompting.own_encoder * count(encoder)
             + prompting.demasker_learns * count(demasker),
             frozen=count(encoder),
@@ -106,6 +107,7 @@ def step_flops(run: Run) -> dict[str, float]:
     teacher_layers = 0
     if run.causal is not None and run.causal.align_weight:
         teacher_layers = max(run.causal.layers or [run.demasker.backbone.num_layers - 1]) + 1
+    shapes = {"prior": run.prior, "conditional": run.conditional_shape}
     samples = {
         "base": [
             base_flops(
@@ -125,14 +127,14 @@ def step_flops(run: Run) -> dict[str, float]:
         "prior": [prior_flops(run.prior)],
         "conditional": [
             conditional_flops(
-                run.conditional, run.encoder, length=length, bare_rate=run.prior_objective.bare_rate,
+                run.conditional_shape, run.encoder, length=length, bare_rate=run.prior_objective.bare_rate,
                 encoder_learns=run.condition_encoder_learns, live_draws=run.live_draws,
             )
             for length in run.lengths
         ],
         "distilled": [
             distilled_flops(
-                {name: getattr(run, name) for name in run.distil_objective.teachers}, run.encoder, length=length,
+                {name: shapes[name] for name in run.distil_objective.teachers}, run.encoder, length=length,
                 objective=run.distil_objective, bare_rate=run.prior_objective.bare_rate,
             )
             for length in run.lengths
@@ -151,7 +153,7 @@ def step_flops(run: Run) -> dict[str, float]:
 def _prompted(run: Run) -> RegisterDenoiserConfig:
     """Return the shape of the prior of stage prompted. Its length head is too small to count."""
     encoder = run.encoder
-    return replace(run.conditional, prompt_width=encoder.register_width, prompt_length=encoder.num_registers)
+    return replace(run.conditional_shape, prompt_width=encoder.register_width, prompt_length=encoder.num_registers)
 
 
 def _frozen_in_base(run: Run, base: LLaDA) -> tuple[int, int]:
@@ -190,9 +192,10 @@ class Activations:
         return self.positions * per_position + self.logits * _BYTES_PER_LOGIT
 
 
-def _activations(run: Run) -> tuple[Activations, Activations, Activations, Activations]:
-    """Return the activations of the base, the guided demasker, the encoder and the denoiser."""
-    demasker, encoder, prior = run.demasker.backbone, run.encoder, run.prior
+def _activations(run: Run) -> tuple[Activations, Activations, Activations, Activations, Activations]:
+    """Return the activations of the base, the guided demasker, the encoder and both denoisers."""
+    demasker, encoder, prior, conditional = run.demasker.backbone, run.encoder, run.prior, run.conditional_shape
+    mlp_width = None if conditional.body is None else conditional.body.backbone.mlp_width
     length = max(run.lengths)
     with_registers = length + run.demasker.num_registers + 2
     shape = (demasker.num_layers, demasker.width, demasker.mlp_width)
@@ -202,6 +205,7 @@ def _activations(run: Run) -> tuple[Activations, Activations, Activations, Activ
         Activations(with_registers, *shape, guided_hidden * demasker.vocab_size),
         Activations(with_registers, encoder.num_layers, encoder.width, encoder.mlp_width),
         Activations(run.num_prior_registers, prior.num_layers, prior.width),
+        Activations(conditional.num_positions, conditional.num_layers, conditional.width, mlp_width),
     )
 
 

@@ -79,7 +79,7 @@ _FIELDS = {
     "prior": ("lengths", "prior", "prior_loop", "prior_objective"),
     "conditional": (
         "lengths", "conditional", "conditional_loop", "prior_objective", "condition_encoder_learns", "live_draws",
-        "pretrained.qwen", "conditional_start",
+        "pretrained.qwen", "conditional_start", "denoiser_begins_as_demasker",
     ),
     "distilled": (
         "lengths", "distilled_loop", "distil_objective", "prior_objective", "weak_prior", "pretrained.qwen",
@@ -94,7 +94,7 @@ _SOURCES = {
     "guided": ("base/model/demasker",),
     "registers": ("guided/model/encoder",),
     "prior": (f"registers/{STAGE_FILE}",),
-    "conditional": ("guided/model/encoder", JOINT_PRIOR, f"registers/{STAGE_FILE}"),
+    "conditional": ("guided/model/encoder", JOINT_PRIOR),  # and others: `_sources`
     "distilled": (f"registers/{STAGE_FILE}",),  # and the networks of the teachers
     "prompted": ("guided/model/encoder", "guided/model/demasker", "conditional/model/denoiser"),
 }
@@ -356,8 +356,11 @@ def _check_registers(workspace: Workspace) -> None:
 
 def _sources(name: str, run: Run) -> tuple[str, ...]:
     """Return the files of earlier stages that a stage reads."""
-    is_live = name == "conditional" and bool(run.live_draws)
-    return tuple(path for path in _SOURCES[name] if not (is_live and path == f"registers/{STAGE_FILE}"))
+    if name != "conditional":
+        return _SOURCES[name]
+    cached = () if run.live_draws else (f"registers/{STAGE_FILE}",)
+    begun = ("guided/model/demasker",) if run.denoiser_begins_as_demasker else ()
+    return (*_SOURCES[name], *begun, *cached)
 
 
 def _source_checksums(paths: Iterable[str], workspace: Workspace) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """The configuration of a run: the shapes of all networks and the settings of all stages, saved as run.json."""
 
 import json
-from dataclasses import asdict, field
+from dataclasses import asdict, field, replace
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -93,6 +93,7 @@ class Run:
     register_noise_from: Amount = 0  # first step of stage guided with register noise; 0: Alg. 1 (decision D66)
     encoder_begins_as_base: bool = False  # initialise the encoder from the first blocks of the base (decision D28)
     condition_encoder_learns: bool = False  # Sec. 4.3.2, comment iii
+    denoiser_begins_as_demasker: bool = False  # the conditional prior starts from the demasker (decision D79)
     live_draws: Amount = (
         0  # in stage conditional: encode each text in every step, for so many noisy banks (D73); 0: use the cache
     )
@@ -147,6 +148,11 @@ class Run:
             raise ValueError("teacher_texts needs guided_start: the model that wrote them, or one like it")
         if self.teacher_texts and self.rate_objective.trains_prior:
             raise ValueError("teacher_texts and rate_objective.trains_prior are both set: choose one of them")
+        if self.denoiser_begins_as_demasker and self.rate_objective.trains_prior:
+            raise ValueError(
+                "denoiser_begins_as_demasker needs a trained demasker: set rate_objective.trains_prior=false"
+            )
+        self.conditional_shape  # noqa: B018 (checks it)
         available = self.encoder.num_registers
         if self.prior.num_registers > available:
             wanted = self.prior.num_registers
@@ -157,6 +163,15 @@ class Run:
     @property
     def num_prior_registers(self) -> int:
         return self.prior.num_registers
+
+    @property
+    def conditional_shape(self) -> RegisterDenoiserConfig:
+        """The shape of the conditional prior: `conditional`, or with the blocks of the demasker."""
+        if not self.denoiser_begins_as_demasker:
+            return self.conditional
+        backbone = self.demasker.backbone
+        size = {name: getattr(backbone, name) for name in ("width", "num_layers", "num_heads")}
+        return replace(self.conditional, body=self.demasker, text_length=min(self.lengths), **size)
 
 
 # ---------------------------------------------------------------- run.json

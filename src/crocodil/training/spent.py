@@ -46,7 +46,7 @@ class Shapes:
 
     @classmethod
     def of(cls, run: Run) -> "Shapes":
-        return cls(run.demasker, run.encoder, run.prior, run.conditional)
+        return cls(run.demasker, run.encoder, run.prior, run.conditional_shape)
 
 
 def inherited_flops(name: str, run: Run, workspace: Workspace) -> Flops:

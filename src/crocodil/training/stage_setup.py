@@ -22,7 +22,13 @@ from crocodil.corpus.shards import TOKENIZER_FILE, Corpus, Programs
 from crocodil.models.demasker import Demasker
 from crocodil.models.length_head import LengthHead, LengthHeadConfig
 from crocodil.models.llada import LLaDA
-from crocodil.models.register_denoiser import RegisterDenoiser, RegisterDenoiserConfig, flow_map_of, prompted_from
+from crocodil.models.register_denoiser import (
+    RegisterDenoiser,
+    RegisterDenoiserConfig,
+    begun_as_demasker,
+    flow_map_of,
+    prompted_from,
+)
 from crocodil.models.register_encoder import RegisterEncoder
 from crocodil.runtime.distributed import Ranks
 from crocodil.seeding import generator_for
@@ -197,11 +203,14 @@ def conditional_stage(run: Run, workspace: Workspace) -> tuple[Stage, LoopConfig
     started = workspace.source / JOINT_PRIOR
     if run.conditional_start is not None:
         started = denoiser_folder(run.conditional_start)
-    denoiser = (
-        _same_shape(started, run.conditional, RegisterDenoiser)
-        if started.exists()
-        else _denoiser(run.conditional, registers, generator_for("conditional", loop.seed))
-    )
+    generator = generator_for("conditional", loop.seed)
+    if started.exists():
+        denoiser = _same_shape(started, run.conditional_shape, RegisterDenoiser)
+    elif run.denoiser_begins_as_demasker:
+        demasker = _loaded(workspace.finished("guided", "demasker"), Demasker, "cpu")
+        denoiser = begun_as_demasker(run.conditional_shape, demasker, generator)
+    else:
+        denoiser = _denoiser(run.conditional, registers, generator)
     stage = ConditionalPriorStage(
         workspace.to_device(denoiser),
         encoder.requires_grad_(run.condition_encoder_learns),

@@ -194,7 +194,9 @@ class ConditionalPriorStage:
         return [*self.denoiser.blocks, *self.encoder.backbone.layers]
 
     def compile(self) -> None:
-        compile_each([self.denoiser, *self.encoder.backbone.layers])
+        # A small denoiser is compiled whole. One with the blocks of a demasker is not: its equal blocks share code.
+        denoiser = [self.denoiser] if self.denoiser.config.body is None else self.denoiser.blocks
+        compile_each([*denoiser, *self.encoder.backbone.layers])
 
     def work(self) -> Work:
         return self.data.mean_work(self._work_at)

@@ -43,6 +43,8 @@ def encoder_flops(config: RegisterEncoderConfig, *, positions: int) -> float:
 
 def denoiser_flops(config: RegisterDenoiserConfig) -> float:
     """Return the operations of one forward pass of one register bank, including cross-attention."""
+    if config.body is not None:
+        return demasker_flops(config.body.backbone, positions=config.num_positions, rows=0)
     width, count, context = config.width, config.num_registers, config.condition_length + config.prompt_length
     block = (4 + 2 * config.mlp_ratio) * width**2 + 2 * count * width
     if context:
