@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from crocodil import cli
 from crocodil.cli.display import difference
 from crocodil.metrics.likelihood import demasking_accuracy
-from crocodil.models.register_denoiser import RegisterDenoiser
+from crocodil.models.register_denoiser import RegisterDenoiser, begun_as_demasker
 from crocodil.pipeline import Base, Crocodil, Given, Method, Settings
 from crocodil.pipeline.base_settings import BaseSettings
 from crocodil.pipeline.batches import Watch
@@ -32,7 +32,7 @@ from crocodil.processes.registers import noise_std_for_cosine
 from crocodil.processes.reveal import highest
 from crocodil.sampling.configs import Decoding, Drawing, with_knobs
 from crocodil.sampling.cost import Cost
-from crocodil.seeding import Streams
+from crocodil.seeding import Streams, generator_for
 
 TEXT = "def q1_alpha_0(q1_delta, scale=0):\n    return total\n"
 OTHER = "    for step in range(4):\n        total += q2_beta ** step\n"
@@ -278,6 +278,17 @@ def test_autoguidance_moves_away_from_the_weak_prior_of_its_kind(pipe, tmp_path)
         pipe.generate(1, calls=2, autoguidance=2.0)
     with pytest.raises(ValueError, match="the weak prior is unlike every prior of the model"):
         replace(pipe, conditional=None, weak_prior=weak)
+
+
+def test_the_weak_prior_of_one_that_began_as_the_demasker_may_have_other_blocks(pipe):
+    """Decision D79."""
+    body = pipe.demasker.config
+    size = {name: getattr(body.backbone, name) for name in ("width", "num_layers", "num_heads")}
+    config = replace(pipe.conditional.config, body=body, text_length=64, **size)
+    begun = begun_as_demasker(config, pipe.demasker, generator_for("begun"))
+    guided = replace(pipe, prior=None, conditional=begun, weak_prior=pipe.conditional)
+    made = guided.generate(1, calls=2, autoguidance=2.0, prior_steps=1, refresh_steps=1)
+    assert made.cost.denoiser_calls == 4
 
 
 def test_a_bare_canvas_tells_the_one_prior_how_long_it_is(pipe):

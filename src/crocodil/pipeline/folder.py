@@ -177,7 +177,9 @@ def check_weak_prior(weak: RegisterDenoiser, priors: Iterable[RegisterDenoiser |
 
 
 def _models_the_same(first: RegisterDenoiser, second: RegisterDenoiser) -> bool:
-    size: dict[str, Any] = {"width": 1, "num_layers": 1, "num_heads": 1, "mlp_ratio": 1}
+    size: dict[str, Any] = {
+        "width": 1, "num_layers": 1, "num_heads": 1, "mlp_ratio": 1, "body": None, "text_length": 256,
+    }  # fmt: skip
     if replace(first.config, **size) != replace(second.config, **size):
         return False
     units = [denoiser.statistics for denoiser in (first, second) if denoiser.statistics is not None]

@@ -194,7 +194,7 @@ class ConditionalPriorStage:
         return [*self.denoiser.blocks, *self.encoder.backbone.layers]
 
     def compile(self) -> None:
-        # A small denoiser is compiled whole. One with the blocks of a demasker is not: its equal blocks share code.
+        # A small denoiser is compiled whole; one with the blocks of a demasker is not: equal blocks share code.
         denoiser = [self.denoiser] if self.denoiser.config.body is None else self.denoiser.blocks
         compile_each([*denoiser, *self.encoder.backbone.layers])
 
