@@ -7,7 +7,8 @@ noise schedule.
 
 With a `body`, the denoiser has the blocks of a demasker instead and can start from its weights (decision D79): a
 prior of registers has to know which texts are likely, and the demasker knows. Registers and condition are then one
-sequence, and the network reads and predicts as the cosine schedule says.
+sequence. Such a network does depend on the noise schedule: it reads z_s / signal, as a demasker does, and its
+blocks predict the difference to signal z_s.
 """
 
 import math
@@ -162,8 +163,8 @@ class RegisterDenoiser(nn.Module):
             raise ValueError("this denoiser was trained without prompts: call it without one")
         if identity_attention is not None and self.config.body is not None:
             raise ValueError("a denoiser with the blocks of a demasker has no identity attention: use pag_scale=0")
-        signal, _ = signal_and_noise_level(diffusion_time)
-        read = noisy_registers if self.config.body is None else as_demasker_reads(noisy_registers, signal)
+        signal = None if self.config.body is None else signal_and_noise_level(diffusion_time)[0]
+        read = noisy_registers if signal is None else as_demasker_reads(noisy_registers, signal)
         embedded = self.proj_in(read.to(self.proj_in.weight.dtype))
         if guess is not None:
             if self.proj_guess is None:
@@ -174,10 +175,9 @@ class RegisterDenoiser(nn.Module):
         context = condition_kv
         if self.condition_embed is not None and condition_kv is None:
             context = self._context(condition, keep_condition, prompt, keep_prompt)
-        if self.config.body is None:
-            return self.proj_out(self._modulated(tokens, time, context, identity_attention)).to(
-                noisy_registers.dtype
-            )
+        if signal is None:
+            states = self._modulated(tokens, time, context, identity_attention)
+            return self.proj_out(states).to(noisy_registers.dtype)
         # Of registers with unit variance, the best linear prediction is signal z_s: the blocks predict the rest.
         states = self._in_one_sequence(tokens, time, context)
         return (signal[..., None] * noisy_registers + self.proj_out(states)).to(noisy_registers.dtype)
