@@ -30,7 +30,9 @@ LAYERS = [
 ARROWS_INSIDE = {
     ("models.demasker", "models.llada"),
     ("models.register_denoiser", "models.demasker"),
-    ("models.register_denoiser", "models.llada"),
+    ("models.register_denoiser", "models.demasker_body"),
+    ("models.demasker_body", "models.demasker"),
+    ("models.demasker_body", "models.llada"),
 }  # the only ones between modules of mathematics or networks
 SAME_NAME = {"llada"}  # the network, and its checkpoints
 DOORS = {

@@ -262,7 +262,7 @@ def test_with_the_blocks_of_a_demasker_a_condition_starts_as_masked_text():
     denoiser = begun_as_demasker(BODY, demasker, generator_for("begun"))
     noisy, signal = tiny.bank(2), signal_and_noise_level(time(2))[0]
     states = []
-    denoiser.norm.register_forward_hook(lambda _, __, output: states.append(output))
+    denoiser.body.norm.register_forward_hook(lambda _, __, output: states.append(output))
     demasker.backbone.norm.register_forward_hook(lambda _, __, output: states.append(output))
     denoiser(noisy, time(2), condition=conditions(2))
     demasker(torch.full((2, LENGTH), tiny.MASK), noisy / signal[..., None])

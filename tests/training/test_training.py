@@ -684,7 +684,7 @@ def test_a_conditional_prior_begins_as_the_demasker_and_draws_registers(trained,
     workspace, run = Workspace(corpus, tmp_path, tmp_path), live(corpus, denoiser_begins_as_demasker=True)
     demasker = load_model(trained / "guided" / "model" / "demasker")
     begun = conditional_stage(run, workspace)[0].denoiser
-    for mine, its in zip(begun.blocks.parameters(), demasker.backbone.blocks.parameters(), strict=True):
+    for mine, its in zip(begun.repeated_blocks.parameters(), demasker.backbone.blocks.parameters(), strict=True):
         assert torch.equal(mine, its)
     assert run_stage("conditional", run, workspace)
     assert "guided/model/demasker" in read_checksummed(tmp_path / "conditional" / "stage.json")["sources"]

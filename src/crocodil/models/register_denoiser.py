@@ -5,10 +5,9 @@ register has its own time, so block offsets need no special case. The condition 
 prompt can be a second condition (App. H). The network predicts the clean registers and does not depend on the
 noise schedule.
 
-With a `body`, the denoiser has the blocks of a demasker instead and can start from its weights (decision D79): a
-prior of registers has to know which texts are likely, and the demasker knows. Registers and condition are then one
-sequence. Such a network does depend on the noise schedule: it reads z_s / signal, as a demasker does, and its
-blocks predict the difference to signal z_s.
+A denoiser may have the blocks of a demasker instead, its `body` (models/demasker_body.py). Such a network does
+depend on the noise schedule: it reads z_s / signal, as a demasker does, and its blocks predict the difference to
+signal z_s.
 """
 
 import math
@@ -21,10 +20,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from crocodil.models import llada
-from crocodil.models.demasker import Demasker, DemaskerConfig, sequence_angles
+from crocodil.models.demasker import Demasker, DemaskerConfig
+from crocodil.models.demasker_body import DemaskerBody, as_demasker_reads
 from crocodil.processes.gaussian import signal_and_noise_level
-from crocodil.processes.registers import positions_across_text
 from crocodil.runtime.config import Amount, Layers, Length, Width, config
 from crocodil.shapes import RegisterBank, RegisterTime
 
@@ -36,9 +34,6 @@ KeysValues = Float[Tensor, "2 _ H C P"]  # keys and values, per head
 Statistics = Float[Tensor, "2 K D"]
 
 _TIME_FEATURES = 256
-# A body reads z + noise as a demasker does, up to noise of this standard deviation (about the largest that stage
-# guided adds); at more noise the registers keep their norm.
-_LARGEST_NOISE_READ = 2.9
 _NORM_EPS = 1e-6
 # Not cuDNN: its gradients can be NaN for few keys and low logits (decision D70).
 _KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
@@ -79,9 +74,13 @@ class RegisterDenoiserConfig:
     def _check_body(self, body: DemaskerConfig) -> None:
         for name in ("width", "num_layers", "num_heads"):
             if getattr(self, name) != getattr(body.backbone, name):
-                raise ValueError(f"{name} is {getattr(self, name)}, in the body {getattr(body.backbone, name)}")
+                ours, its = getattr(self, name), getattr(body.backbone, name)
+                raise ValueError(f"{name} is {ours}, in the body {its}: set {name} to {its}")
         if self.register_width != body.register_width or self.num_registers > body.num_registers:
-            raise ValueError("the body reads registers of another width, or fewer of them")
+            raise ValueError(
+                f"the body reads registers of another width, or fewer of them: it has {body.num_registers} x "
+                f"{body.register_width}"
+            )
         if self.standardised:
             raise ValueError("a body reads registers in their own units: set standardised=false")
 
@@ -103,17 +102,18 @@ class RegisterDenoiser(nn.Module):
         self.pos_embed = nn.Parameter(torch.zeros(config.num_registers, width))
         self.time = _time_embedding(width)
         self.span = _time_embedding(width) if config.flow_map else None
-        self.blocks: nn.ModuleList
+        self.body: DemaskerBody | None = None
         if config.body is None:
             self.time_modulation = nn.Linear(width, 6 * width)
             self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
             self.final_table = nn.Parameter(torch.zeros(2, width))
         else:
-            backbone = config.body.backbone
-            self.time_modulation = nn.Linear(width, 2 * width)
-            self.boundaries = nn.Parameter(torch.zeros(2, width))  # START and END
-            self.blocks = nn.ModuleList(llada.Block(backbone) for _ in range(backbone.num_layers))
-            self.norm = llada.RMSNorm(width, backbone.norm_eps)
+            self.body = DemaskerBody(
+                config.body,
+                num_registers=config.num_registers,
+                context_lengths=(config.condition_length, config.prompt_length),
+                text_length=config.text_length,
+            )
         self.proj_out = nn.Linear(width, config.register_width)
         self.condition_embed = ConditionEmbedding.of(config.condition_length, config.condition_width, width)
         self.prompt_embed = ConditionEmbedding.of(config.prompt_length, config.prompt_width, width)
@@ -161,9 +161,9 @@ class RegisterDenoiser(nn.Module):
             raise ValueError("this denoiser has no cross-attention: call it without a condition")
         if prompt is not None and self.prompt_embed is None:
             raise ValueError("this denoiser was trained without prompts: call it without one")
-        if identity_attention is not None and self.config.body is not None:
+        if identity_attention is not None and self.body is not None:
             raise ValueError("a denoiser with the blocks of a demasker has no identity attention: use pag_scale=0")
-        signal = None if self.config.body is None else signal_and_noise_level(diffusion_time)[0]
+        signal = None if self.body is None else signal_and_noise_level(diffusion_time)[0]
         read = noisy_registers if signal is None else as_demasker_reads(noisy_registers, signal)
         embedded = self.proj_in(read.to(self.proj_in.weight.dtype))
         if guess is not None:
@@ -175,11 +175,11 @@ class RegisterDenoiser(nn.Module):
         context = condition_kv
         if self.condition_embed is not None and condition_kv is None:
             context = self._context(condition, keep_condition, prompt, keep_prompt)
-        if signal is None:
+        if self.body is None or signal is None:
             states = self._modulated(tokens, time, context, identity_attention)
             return self.proj_out(states).to(noisy_registers.dtype)
         # Of registers with unit variance, the best linear prediction is signal z_s: the blocks predict the rest.
-        states = self._in_one_sequence(tokens, time, context)
+        states = self.body(tokens, time, context)
         return (signal[..., None] * noisy_registers + self.proj_out(states)).to(noisy_registers.dtype)
 
     def _modulated(
@@ -196,22 +196,6 @@ class RegisterDenoiser(nn.Module):
             tokens = block(tokens, modulation, layer_context, identity_attention)
         shift, scale = (self.final_table.to(time.dtype) + time[:, :, None]).unbind(dim=2)
         return modulate(tokens, shift, scale)
-
-    def _in_one_sequence(self, tokens: Tokens, time: Tokens, context: Float[Tensor, "_ C W"] | None) -> Tokens:
-        """Apply the blocks of a demasker to [START, registers, END, context] and return the registers' states."""
-        assert self.config.body is not None
-        scale, shift = self.time_modulation(time).chunk(2, dim=-1)
-        start, end = (edge.to(tokens.dtype).expand(len(tokens), 1, -1) for edge in self.boundaries)
-        parts = [start, tokens * (1 + scale) + shift, end]
-        if context is not None:
-            shared = context.to(tokens.dtype).repeat(len(tokens) // len(context), 1, 1)
-            parts.append(shared + shift.mean(dim=1, keepdim=True))
-        angles = body_angles(self.config, tokens.device)
-        rotation = (angles.cos()[:, None], angles.sin()[:, None])
-        states = torch.cat(parts, dim=1)
-        for block in self.blocks:
-            states = block(states, rotation, None)
-        return self.norm(states[:, 1 : 1 + tokens.shape[1]])
 
     def _embed_times(
         self, time: RegisterTime, end_time: RegisterTime | None, dtype: torch.dtype
@@ -231,7 +215,7 @@ class RegisterDenoiser(nn.Module):
         prompt: Condition | None,
         keep_prompt: Bool[Tensor, "B"] | None,
     ) -> Float[Tensor, "_ X W"]:
-        """Return what cross-attention reads: the embedded condition and, beside it, the embedded prompt."""
+        """Return what the registers attend to: the embedded condition and, beside it, the embedded prompt."""
         assert self.condition_embed is not None
         context = self.condition_embed(condition, keep_condition)
         if self.prompt_embed is None:
@@ -254,10 +238,15 @@ class RegisterDenoiser(nn.Module):
         they depend on the registers: then it is the embedded condition that is precomputed.
         """
         context = self._context(condition, keep_condition, prompt, keep_prompt)
-        if self.config.body is not None:
+        if self.body is not None:
             return context
         cross_attentions = [block.cross for block in self.blocks if isinstance(block, Block)]
         return torch.stack([cross.keys_and_values(context) for cross in cross_attentions if cross is not None])
+
+    @property
+    def repeated_blocks(self) -> nn.ModuleList:
+        """The blocks that hold most of the weights: PixArt's, or those of the body."""
+        return self.blocks if self.body is None else self.body.blocks
 
     def standardise(self, registers: RegisterBank) -> RegisterBank:
         """Convert encoded registers to the units of the prior; without statistics nothing changes."""
@@ -274,7 +263,10 @@ class RegisterDenoiser(nn.Module):
         return (registers * std + mean).to(registers.dtype)
 
     def init_weights(self, generator: torch.Generator) -> "RegisterDenoiser":
-        """Initialise so that every block is close to the identity and the prediction is zero."""
+        """Initialise so that every block is close to the identity and the prediction is zero.
+
+        With a body, the blocks are those of a new demasker, and the prediction is the best linear one.
+        """
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 nn.init.xavier_uniform_(module.weight, generator=generator)
@@ -289,29 +281,19 @@ class RegisterDenoiser(nn.Module):
                 nn.init.normal_(parameter, std=0.02, generator=generator)
             elif name.endswith("null"):  # a register's entries have unit variance
                 nn.init.normal_(parameter, generator=generator)
-        if self.config.body is not None:
-            self._init_body(self.config.body, generator)
+        if self.body is not None:
+            self.body.init_weights(generator)
         return self
-
-    def _init_body(self, body: DemaskerConfig, generator: torch.Generator) -> None:
-        """Initialise blocks and START and END as in a demasker; at first the time changes nothing."""
-        llada.init_parameters(self.blocks, body.backbone.num_layers, generator)
-        nn.init.ones_(self.norm.weight)
-        nn.init.normal_(self.boundaries, std=body.backbone.width**-0.5, generator=generator)
-        nn.init.zeros_(self.time_modulation.weight)
 
 
 def begun_as_demasker(
     config: RegisterDenoiserConfig, demasker: Demasker, generator: torch.Generator
 ) -> RegisterDenoiser:
     """Return a denoiser with the blocks of a trained demasker; it reads a condition like masked text at first."""
-    if config.body != demasker.config:
-        raise ValueError("the body of the denoiser has another shape than the demasker")
     denoiser = RegisterDenoiser(config).init_weights(generator)
+    assert denoiser.body is not None
+    denoiser.body.copy_weights(demasker)
     with torch.no_grad():
-        denoiser.blocks.load_state_dict(demasker.backbone.blocks.state_dict())
-        denoiser.norm.load_state_dict(demasker.backbone.norm.state_dict())
-        denoiser.boundaries.copy_(demasker.boundaries)
         denoiser.proj_in.weight.copy_(demasker.register_map.weight)
         nn.init.zeros_(denoiser.pos_embed)
         for embedding in (denoiser.condition_embed, denoiser.prompt_embed):
@@ -321,25 +303,6 @@ def begun_as_demasker(
                 assert isinstance(last, nn.Linear)
                 nn.init.zeros_(last.weight)
     return denoiser
-
-
-def as_demasker_reads(noisy_registers: RegisterBank, signal: RegisterTime) -> RegisterBank:
-    """Return z_s / signal, which is z plus noise, as Algorithm 1 gives it to the demasker."""
-    smallest = (1 + _LARGEST_NOISE_READ**2) ** -0.5
-    return noisy_registers / signal.clamp(min=smallest)[..., None]
-
-
-def body_angles(config: RegisterDenoiserConfig, device: torch.device) -> Float[Tensor, "1 L P"]:
-    """Return the rotary angles of [START, registers, END, condition, prompt]; the last two lie across the text."""
-    assert config.body is not None
-    angles = sequence_angles(config.body, config.num_registers, config.text_length, device)
-    length, first = torch.full((), config.text_length, device=device), config.num_registers + 2
-    places = [
-        first + positions_across_text(count, length)
-        for count in (config.condition_length, config.prompt_length)
-        if count
-    ]
-    return torch.cat([angles[:, :first], *(angles[:, place] for place in places)], dim=1)
 
 
 def prompted_from(

@@ -82,7 +82,7 @@ class GuidedStage:
         return (Phase(self.warmup_steps, warmup), Phase(math.inf, warmup | {"demasker"}))
 
     def repeated_blocks(self) -> Sequence[nn.Module]:
-        prior = () if self.prior is None else self.prior.denoiser.blocks
+        prior = () if self.prior is None else self.prior.denoiser.repeated_blocks
         return [*self.demasker.backbone.blocks, *self.encoder.backbone.layers, *prior]
 
     def compile(self) -> None:

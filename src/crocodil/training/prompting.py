@@ -69,7 +69,7 @@ class PromptedStage:
         encoders = [self.encoder] if self.prompt_encoder is None else [self.encoder, self.prompt_encoder]
         layers = [layer for encoder in encoders for layer in encoder.backbone.layers]
         demasking = [] if self.demasker is None else list(self.demasker.backbone.blocks)
-        return [*self.denoiser.blocks, *demasking, *layers]
+        return [*self.denoiser.repeated_blocks, *demasking, *layers]
 
     def compile(self) -> None:
         compile_each(self.repeated_blocks())

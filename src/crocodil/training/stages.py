@@ -134,7 +134,7 @@ class PriorStage:
         return (Phase(math.inf, frozenset({"denoiser"})),)
 
     def repeated_blocks(self) -> Sequence[nn.Module]:
-        return list(self.denoiser.blocks)
+        return list(self.denoiser.repeated_blocks)
 
     def compile(self) -> None:
         """Compile the whole loss: so small a network runs faster on a GPU than the host calls its blocks."""
@@ -191,11 +191,11 @@ class ConditionalPriorStage:
         return (Phase(math.inf, frozenset(self.modules())),)
 
     def repeated_blocks(self) -> Sequence[nn.Module]:
-        return [*self.denoiser.blocks, *self.encoder.backbone.layers]
+        return [*self.denoiser.repeated_blocks, *self.encoder.backbone.layers]
 
     def compile(self) -> None:
         # A small denoiser is compiled whole; one with the blocks of a demasker is not: equal blocks share code.
-        denoiser = [self.denoiser] if self.denoiser.config.body is None else self.denoiser.blocks
+        denoiser = [self.denoiser] if self.denoiser.body is None else self.denoiser.repeated_blocks
         compile_each([*denoiser, *self.encoder.backbone.layers])
 
     def work(self) -> Work:
