@@ -33,6 +33,7 @@ ARROWS_INSIDE = {
     ("models.register_denoiser", "models.demasker_body"),
     ("models.demasker_body", "models.demasker"),
     ("models.demasker_body", "models.llada"),
+    ("models.register_critic", "models.register_denoiser"),
 }  # the only ones between modules of mathematics or networks
 SAME_NAME = {"llada"}  # the network, and its checkpoints
 DOORS = {

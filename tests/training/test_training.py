@@ -368,10 +368,50 @@ def test_a_distillation_that_cannot_work_is_one_clear_line(trained, corpus, tmp_
         distilling(corpus, autoguidance=2.0)
     with pytest.raises(ValueError, match="teachers should be prior, conditional, or each of them once"):
         distilling(corpus, teachers=())
-    with pytest.raises(ValueError, match="flow_map is set: stage distilled makes a flow map"):
+    with pytest.raises(ValueError, match="flow_map or fresh_noise is set: stage distilled sets it"):
         replace(tiny(corpus), prior=replace(tiny(corpus).prior, flow_map=True))
     with pytest.raises(ValueError, match="prior/model/denoiser is missing: train stage prior first"):
         run_stage("distilled", distilling(corpus), Workspace(corpus, tmp_path, tmp_path))
+
+
+def test_matched_priors_resume_to_the_same_bits_and_become_the_priors_of_a_model(trained, corpus, tmp_path):
+    """Decision D80."""
+    matching = {"pag_scale": 0.0, "by_matching": True, "draw_steps": 2, "stop_noise": 0.7, "critic_steps": 1}
+    run, whole, parts = distilling(corpus, **matching), tmp_path / "whole", tmp_path / "parts"
+    assert run_stage("distilled", run, Workspace(corpus, whole, trained))
+    assert not run_stage("distilled", run, Workspace(corpus, parts, trained), max_minutes=1e-9)
+    assert run_stage("distilled", run, Workspace(corpus, parts, trained), resume=True)
+    assert equal(weights(parts / "distilled"), weights(whole / "distilled"))
+    critic, student, last = rows(whole / "distilled")[1:]
+    for name in ("prior", "conditional"):
+        assert critic[f"{name}_critic_loss"] > 0
+        assert student[f"{name}_loss"] > 0
+    assert "valid recall of drawn registers of conditional, half visible" in last
+    assert {folder.name for folder in (whole / "distilled/model").iterdir()} == {"prior", "conditional"}
+    before, after = (
+        load_model(out) for out in (trained / "prior/model/denoiser", whole / "distilled/model/prior")
+    )
+    assert not torch.equal(before.proj_out.weight, after.proj_out.weight)
+    for stage in ("base", "guided", "prior", "conditional"):
+        (whole / stage).symlink_to(trained / stage)
+    command = ["export", str(whole), "--data", str(corpus.directory), "--out", str(tmp_path / "model")]
+    made = CliRunner().invoke(cli.app, command)
+    assert made.exit_code == 0, made.output
+    model = Crocodil.from_pretrained(tmp_path / "model", device="cpu")
+    drawing = model.settings.drawing
+    assert model.prior.config.fresh_noise
+    assert model.conditional.config.fresh_noise
+    assert (drawing.prior_steps, drawing.refresh_steps, drawing.early_stop, drawing.register_noise) == (
+        2,
+        2,
+        True,
+        0.7,
+    )
+    assert model.generate(1, calls=2).cost.denoiser_calls == 4
+    with pytest.raises(ValueError, match=r"stop_noise to 0\.8 or more"):
+        replace(run, prior_objective=replace(run.prior_objective, smallest_noise=0.8))
+    with pytest.raises(ValueError, match="stop_noise is in units of registers"):
+        replace(run, prior=replace(run.prior, standardised=True))
 
 
 # ---------------------------------------------------------------- the freezing schedule

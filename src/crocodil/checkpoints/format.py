@@ -35,7 +35,7 @@ from crocodil.runtime.atomic import whole_directory
 from crocodil.runtime.config import config_from_json, read_json
 
 FORMAT = "crocodil"
-FORMAT_VERSION = 6
+FORMAT_VERSION = 7
 
 _KINDS: dict[str, tuple[type[nn.Module], type]] = {
     "LLaDA": (LLaDA, LLaDAConfig),
@@ -69,6 +69,7 @@ _NEW_FIELDS: dict[type, dict[str, Any]] = {
         "prompt_length": 0,
         "body": None,
         "text_length": 256,
+        "fresh_noise": False,
     },
     LLaDAConfig: {"head_size": None, "qkv_bias": False, "qk_norm": False, "shifted": False, "parents": []},
 }

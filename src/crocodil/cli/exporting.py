@@ -112,6 +112,8 @@ def _settings(
     for network, steps in ((first, "prior_steps"), ("conditional", "refresh_steps")):
         if network in networks and networks[network].parts[-3] == "distilled":
             trained_with[steps] = run.distil_objective.draw_steps
+            if run.distil_objective.by_matching:
+                trained_with |= {"early_stop": True, "register_noise": run.distil_objective.stop_noise}
     decoding, drawing = with_knobs(defaults.decoding, defaults.drawing, trained_with | knobs)
     if smallest and not (drawing.early_stop and drawing.register_noise >= smallest):
         raise ValueError(

@@ -12,6 +12,7 @@ signal z_s.
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -54,6 +55,7 @@ class RegisterDenoiserConfig:
     self_conditioned: bool = False  # reads its prediction of the previous step (decision D25)
     standardised: bool = False  # models registers of mean 0 and standard deviation 1 per coordinate (decision D40)
     flow_map: bool = False  # also reads the time that a step goes to: a distilled denoiser (decision D51)
+    fresh_noise: bool = False  # its steps add fresh noise: distilled by distribution matching (decision D80)
     body: DemaskerConfig | None = None  # the blocks are those of this demasker (decision D79); None: PixArt's
     text_length: Length = 256  # of the canvas that gives registers and condition their positions in a body
 
@@ -66,8 +68,10 @@ class RegisterDenoiserConfig:
             raise ValueError("a prompt has both a width and a length, or neither")
         if self.prompt_width is not None and self.condition_width is None:
             raise ValueError("a denoiser with a prompt also has a condition, which may be dropped")
-        if self.flow_map and self.self_conditioned:
-            raise ValueError("a distilled denoiser (flow_map) is not self_conditioned: one step is one call")
+        if self.is_distilled and self.self_conditioned:
+            raise ValueError("a distilled denoiser is not self_conditioned: one step is one call")
+        if self.flow_map and self.fresh_noise:
+            raise ValueError("flow_map and fresh_noise are both set: a denoiser is distilled in one of two ways")
         if self.body is not None:
             self._check_body(self.body)
 
@@ -83,6 +87,10 @@ class RegisterDenoiserConfig:
             )
         if self.standardised:
             raise ValueError("a body reads registers in their own units: set standardised=false")
+
+    @property
+    def is_distilled(self) -> bool:
+        return self.flow_map or self.fresh_noise
 
     @property
     def num_positions(self) -> int:
@@ -121,7 +129,11 @@ class RegisterDenoiser(nn.Module):
         identity = torch.tensor([0.0, 1.0])[:, None, None].repeat(1, config.num_registers, config.register_width)
         self.register_buffer("statistics", identity if config.standardised else None)
 
-    def forward(
+    def forward(self, noisy_registers: RegisterBank, diffusion_time: RegisterTime, **inputs: Any) -> RegisterBank:
+        """Predict the clean registers; `with_states` describes the other inputs."""
+        return self.with_states(noisy_registers, diffusion_time, **inputs)[0]
+
+    def with_states(
         self,
         noisy_registers: RegisterBank,
         diffusion_time: RegisterTime,
@@ -129,13 +141,15 @@ class RegisterDenoiser(nn.Module):
         end_time: RegisterTime | None = None,
         guess: RegisterBank | None = None,
         condition: Condition | None = None,
-        keep_condition: Bool[Tensor, "B"] | None = None,
+        keep_condition: Bool[Tensor, "_"] | None = None,
         prompt: Condition | None = None,
-        keep_prompt: Bool[Tensor, "B"] | None = None,
+        keep_prompt: Bool[Tensor, "_"] | None = None,
         condition_kv: Float[Tensor, "_ *context"] | None = None,
         identity_attention: Bool[Tensor, "B"] | None = None,
-    ) -> RegisterBank:
-        """Predict the clean registers. All banks are in the units of the prior (`standardise`).
+    ) -> tuple[RegisterBank, Tokens]:
+        """Predict the clean registers; also return the states of the last block that the prediction comes from.
+
+        All banks are in the units of the prior (`standardise`).
 
         Args:
             noisy_registers: z_s.
@@ -146,9 +160,9 @@ class RegisterDenoiser(nn.Module):
             condition: the registers of the visible tokens. If it has fewer rows than the batch, its rows are
                 repeated. Without a condition, a conditional denoiser uses its trained null condition, so that
                 one network can serve as both priors (decision D15).
-            keep_condition: False replaces the condition of a sample by the null condition.
+            keep_condition: False replaces a row of the condition by the null condition.
             prompt: h_kappa(c), the registers of the prompt (App. H), if the denoiser reads one; like `condition`.
-            keep_prompt: False replaces the prompt of a sample by the null prompt.
+            keep_prompt: False replaces a row of the prompt by the null prompt.
             condition_kv: the result of `cross_attention_kv`, used instead of `condition` and `prompt`.
             identity_attention: True for samples whose registers attend only to themselves (decision D33).
         """
@@ -177,10 +191,11 @@ class RegisterDenoiser(nn.Module):
             context = self._context(condition, keep_condition, prompt, keep_prompt)
         if self.body is None or signal is None:
             states = self._modulated(tokens, time, context, identity_attention)
-            return self.proj_out(states).to(noisy_registers.dtype)
+            return self.proj_out(states).to(noisy_registers.dtype), states
         # Of registers with unit variance, the best linear prediction is signal z_s: the blocks predict the rest.
         states = self.body(tokens, time, context)
-        return (signal[..., None] * noisy_registers + self.proj_out(states)).to(noisy_registers.dtype)
+        predicted = signal[..., None] * noisy_registers + self.proj_out(states)
+        return predicted.to(noisy_registers.dtype), states
 
     def _modulated(
         self,
@@ -316,11 +331,19 @@ def prompted_from(
 
 
 def flow_map_of(teacher: RegisterDenoiser, generator: torch.Generator) -> RegisterDenoiser:
-    """Return a flow map with the weights of the teacher: at first it makes the same prediction for every end time.
+    """Return a flow map with the weights of the teacher: at first it predicts the same for every end time."""
+    return _student(replace(teacher.config, self_conditioned=False, flow_map=True), teacher, generator)
 
-    A self-conditioned teacher is copied without the input for its previous prediction.
-    """
-    config = replace(teacher.config, flow_map=True, self_conditioned=False)
+
+def fresh_noise_copy_of(teacher: RegisterDenoiser, generator: torch.Generator) -> RegisterDenoiser:
+    """Return a denoiser with the weights of the teacher whose steps add fresh noise."""
+    return _student(replace(teacher.config, self_conditioned=False, fresh_noise=True), teacher, generator)
+
+
+def _student(
+    config: RegisterDenoiserConfig, teacher: RegisterDenoiser, generator: torch.Generator
+) -> RegisterDenoiser:
+    """A self-conditioned teacher is copied without the input for its previous prediction."""
     student = RegisterDenoiser(config).init_weights(generator)
     weights = {name: value for name, value in teacher.state_dict().items() if not name.startswith("proj_guess")}
     student.load_state_dict(student.state_dict() | weights)

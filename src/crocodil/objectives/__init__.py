@@ -16,6 +16,7 @@ from crocodil.objectives.demasking import (
     taught_loss,
 )
 from crocodil.objectives.distilled import DistilObjective, Jump, distilled_loss
+from crocodil.objectives.matched import Judged, critic_loss, draw_steps, match_times, matching_loss
 from crocodil.objectives.priors import PriorObjective, conditional_prior_loss, mask_condition, prior_loss
 from crocodil.objectives.prompted import (
     PromptedBatch,
@@ -31,6 +32,7 @@ __all__ = [
     "DistilObjective",
     "Encode",
     "GuidedStep",
+    "Judged",
     "Jump",
     "Loss",
     "PriorObjective",
@@ -42,9 +44,13 @@ __all__ = [
     "base_loss",
     "causal_states",
     "conditional_prior_loss",
+    "critic_loss",
     "distilled_loss",
+    "draw_steps",
     "guided_step",
     "mask_condition",
+    "match_times",
+    "matching_loss",
     "prior_loss",
     "prompted_demasking_loss",
     "prompted_prior_loss",

@@ -18,7 +18,7 @@ from crocodil.processes.gaussian import (
     first_part,
     sample_base_time,
 )
-from crocodil.runtime.config import Guidance, PagScale, Share, Steps, config
+from crocodil.runtime.config import Guidance, PagScale, Positive, Share, Steps, config
 from crocodil.seeding import Streams
 from crocodil.shapes import PerSample, RegisterBank, RegisterTime
 
@@ -28,7 +28,7 @@ Jump: TypeAlias = Callable[[RegisterBank, RegisterTime, RegisterTime], RegisterB
 
 @config
 class DistilObjective:
-    """Options of stage distilled (decisions D51 and D52)."""
+    """Options of stage distilled (decisions D51 and D52, and D80 for distribution matching)."""
 
     teachers: tuple[Literal["prior", "conditional"], ...] = ("prior", "conditional")  # which are distilled
     draw_steps: Steps = 4  # default number of steps per draw of the exported model
@@ -40,6 +40,10 @@ class DistilObjective:
     same_time_rate: Share = 0.25  # how often a jump has length 0: its target is the teacher's prediction
     to_clean_rate: Share = 0.25  # how often a jump ends at clean registers
     own_rate: Share = 0.5  # how often a jump starts at what the student drew from pure noise, not at a noised text
+    by_matching: bool = False  # train by distribution matching instead, without jumps (D80)
+    stop_noise: Positive = 1.0  # in matching: draws stop at registers with this noise
+    real_weight: Positive = 1.0  # in matching: how much encoded registers count, relative to the teacher
+    critic_steps: Steps = 2  # in matching: training steps of the critic for each one of the student
 
     def __post_init__(self) -> None:
         if not self.teachers or len(set(self.teachers)) < len(self.teachers):

@@ -97,6 +97,7 @@ class Priors:
             num_steps=num_steps,
             self_conditioned=prior.config.self_conditioned,
             flow_map=prior.config.flow_map,
+            fresh_noise=prior.config.fresh_noise,
             unstandardise=prior.unstandardise,
             condition_kv=condition_kv,
             weak=weak,

@@ -142,7 +142,8 @@ def ddim(
     The input is pure noise if the first base time is 1, else registers noised to that time. The result is clean
     registers, or z_s at the last base time if the draw `stops_early`.
 
-    `eta` = 0 is deterministic, `eta` = 1 is DDPM's ancestral sampling; values above 0 draw noise from `streams`.
+    `eta` = 0 is deterministic, `eta` = 1 is DDPM's ancestral sampling, and with `eta` = inf all noise of a step is
+    fresh, as in consistency models (Song et al., 2023); values above 0 draw noise from `streams`.
     `denoise` gets the registers, their times, the times of the next step, its previous prediction (zero at first)
     and `inputs`. `play` executes a step.
     """
@@ -213,12 +214,15 @@ def ddim_step(
     eta: float = 0.0,
     fresh: RegisterBank | None = None,
 ) -> RegisterBank:
-    """Step from z_t and the predicted z_0 to z_s.
+    """Step from z_t and the predicted z_0 to z_s; `eta` = inf: noise z_0 anew.
 
     A register whose time does not change is not changed (decision D4). Otherwise a clean register would divide by
     its noise level 0 and give NaN.
     """
     moves = (next_time < time)[..., None]
+    if math.isinf(eta):
+        assert fresh is not None
+        return torch.where(moves, add_noise(clean, next_time, fresh), noisy_registers)
     signal, noise = (level[..., None] for level in signal_and_noise_level(time))
     next_signal, next_noise = (level[..., None] for level in signal_and_noise_level(next_time))
     safe_noise, safe_signal = noise.where(moves, 1), next_signal.where(moves, 1)

@@ -8,6 +8,7 @@ The base sampler has no registers: it is `decode` alone. For a prompt or for inf
 tokens. Networks are passed as functions.
 """
 
+import math
 from collections.abc import Callable, Collection, Sequence
 
 import torch
@@ -48,6 +49,7 @@ def draw_registers(
     num_steps: int,
     self_conditioned: bool = False,
     flow_map: bool = False,
+    fresh_noise: bool = False,
     unstandardise: Callable[[RegisterBank], RegisterBank] = identity,
     condition_kv: Tensor | None = None,
     weak: Callable[..., RegisterBank] | None = None,
@@ -61,14 +63,17 @@ def draw_registers(
     """Draw z_0 = G_psi(eps) and project it to the sphere that the demasker was trained on (decision D20).
 
     `denoiser` is g_psi(z_s, s). If `flow_map`, it is a distilled prior (decision D51), which takes any number of
-    steps. `shape` is the number of its registers and their width. `unstandardise` converts registers from the
-    units of the prior to those of the encoder (decision D40). `weak` is the weak prior for autoguidance. `dropped`
-    has the guidance scales of condition and prompt, each with the keys and values without it (D57). `replaced` are
-    the old registers in the units of the prior: with `drawing.refresh_from` below 1, the draw starts from them
-    with noise added, instead of from pure noise (D50). With `drawing.early_stop` the draw ends with noisy
-    registers (D63).
+    steps. If `fresh_noise`, it is distilled by matching (D80), and all noise of a step is fresh. `shape` is the
+    number of its registers and their width. `unstandardise` converts registers from the units of the prior to
+    those of the encoder (D40). `weak` is the weak prior for autoguidance. `dropped` has the guidance scales of
+    condition and prompt, each with the keys and values without it (D57). `replaced` are the old registers in the
+    units of the prior: with `drawing.refresh_from` below 1, the draw starts from them with noise added, instead of
+    from pure noise (D50). With `drawing.early_stop` the draw ends with noisy registers (D63).
     """
-    _check_drawing(drawing, self_conditioned=self_conditioned, flow_map=flow_map, has_weak=weak is not None)
+    is_distilled = flow_map or fresh_noise
+    _check_drawing(
+        drawing, self_conditioned=self_conditioned, is_distilled=is_distilled, has_weak=weak is not None
+    )
     num_registers, register_width = shape
     noise: Float[Tensor, "B K D"] = streams.at("noise").normal(num_registers, register_width)
     offsets = block_offsets(block_index(num_registers), largest=drawing.largest_offset)
@@ -90,7 +95,7 @@ def draw_registers(
         offsets=offsets,
         shift=drawing.time_shift,
         stops_early=drawing.early_stop,
-        eta=drawing.eta,
+        eta=math.inf if fresh_noise else drawing.eta,
         streams=streams,
         inputs=[
             keys_values
@@ -110,9 +115,9 @@ def draw_registers(
     return Draw(registers, Cost(denoiser_calls=num_steps * (drawing.calls_per_step + len(dropped))))
 
 
-def _check_drawing(drawing: Drawing, *, self_conditioned: bool, flow_map: bool, has_weak: bool) -> None:
+def _check_drawing(drawing: Drawing, *, self_conditioned: bool, is_distilled: bool, has_weak: bool) -> None:
     """Refuse kinds of guidance that this prior does not support."""
-    if flow_map and (drawing.eta or drawing.calls_per_step > 1):
+    if is_distilled and (drawing.eta or drawing.calls_per_step > 1):
         raise ValueError(
             "this prior is distilled, with its guidance inside: use eta 0, pag_scale 0, self_cond_scale 1 and "
             "autoguidance 1"

@@ -93,7 +93,7 @@ class DistilledStage:
 
     def repeated_blocks(self) -> Sequence[nn.Module]:
         layers = [] if self.encoder is None else list(self.encoder.backbone.layers)
-        return [*(block for student in self.students.values() for block in student.blocks), *layers]
+        return [*(block for student in self.students.values() for block in student.repeated_blocks), *layers]
 
     def compile(self) -> None:
         layers = [] if self.encoder is None else list(self.encoder.backbone.layers)
@@ -124,13 +124,17 @@ class DistilledStage:
         streams = self.data.streams(step, indices)
         losses = {}
         if "prior" in self.students:
-            losses["prior_loss"] = self._loss("prior", registers, streams)
+            losses["prior"] = self._loss(step, "prior", registers, streams)
         if "conditional" in self.students:
-            losses["conditional_loss"] = self._conditional_loss(step, indices, registers, streams)
-        return losses
+            losses["conditional"] = self._conditional_loss(step, indices, registers, streams)
+        return {f"{name}_{self._loss_name(step)}": loss for name, loss in losses.items()}
+
+    def _loss_name(self, step: int) -> str:
+        return "loss"
 
     def _loss(
         self,
+        step: int,
         name: str,
         registers: RegisterBank,
         streams: Streams,
@@ -161,10 +165,11 @@ class DistilledStage:
         text_streams = Streams(streams.keys[num_bare:])
         condition = self.encode(*mask_condition(tokens, objective, self.mask_id, text_streams))
         keep = text_streams.at("keep condition").uniform() >= objective.condition_drop_rate
-        loss = self._loss("conditional", registers[num_bare:], text_streams, condition, keep)
+        loss = self._loss(step, "conditional", registers[num_bare:], text_streams, condition, keep)
         if num_bare:
             bare = self.encode(*bare_canvas(tokens, mask_id=self.mask_id))
-            bare_loss = self._loss("conditional", registers[:num_bare], Streams(streams.keys[:num_bare]), bare)
+            bare_streams = Streams(streams.keys[:num_bare])
+            bare_loss = self._loss(step, "conditional", registers[:num_bare], bare_streams, bare)
             loss = loss.lerp(bare_loss, num_bare / len(indices))
         return loss
 

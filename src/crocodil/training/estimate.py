@@ -5,9 +5,11 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 
 import torch
+from torch import nn
 
 from crocodil.models.demasker import Demasker
 from crocodil.models.llada import Block, LLaDA, LLaDAConfig
+from crocodil.models.register_critic import RegisterCritic
 from crocodil.models.register_denoiser import RegisterDenoiser, RegisterDenoiserConfig
 from crocodil.models.register_encoder import RegisterEncoder
 from crocodil.sampling.cost import num_parameters
@@ -55,10 +57,7 @@ def estimates(run: Run, *, num_devices: int = 1) -> list[Estimate]:
         encoder = RegisterEncoder(run.encoder)
         prior, conditional = RegisterDenoiser(run.prior), RegisterDenoiser(run.conditional_shape)
         teachers = [{"prior": prior, "conditional": conditional}[name] for name in run.distil_objective.teachers]
-        students = [
-            RegisterDenoiser(replace(teacher.config, flow_map=True, self_conditioned=False))
-            for teacher in teachers
-        ]
+        students = _students(run, teachers)
         prompting = run.prompted_objective
         prompted = RegisterDenoiser(_prompted(run))
         adapters = 0 if run.lora is None else num_adapter_parameters(run.demasker.backbone, run.lora)
@@ -100,6 +99,15 @@ def estimates(run: Run, *, num_devices: int = 1) -> list[Estimate]:
             frozen=count(encoder),
         ),
     ]  # fmt: skip
+
+
+def _students(run: Run, teachers: list[RegisterDenoiser]) -> list[nn.Module]:
+    """Return the networks that stage distilled trains."""
+    shapes = [replace(teacher.config, self_conditioned=False) for teacher in teachers]
+    if run.distil_objective.by_matching:
+        students = [RegisterDenoiser(shape) for shape in shapes]
+        return [*students, *map(RegisterCritic, students)]
+    return [RegisterDenoiser(replace(shape, flow_map=True)) for shape in shapes]
 
 
 def step_flops(run: Run) -> dict[str, float]:

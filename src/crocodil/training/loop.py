@@ -89,6 +89,10 @@ class Phase:
 
     until: float
     train: frozenset[str]
+    in_turn: tuple[frozenset[str], ...] = ()  # parts of `train`, each for one step; none: all in every step
+
+    def trained_at(self, step: int) -> frozenset[str]:
+        return self.in_turn[step % len(self.in_turn)] if self.in_turn else self.train
 
 
 @runtime_checkable
@@ -337,7 +341,7 @@ def _backward(stage: Stage, state: TrainState, config: LoopConfig) -> dict[str, 
 
 def trained_at(step: int, phases: Sequence[Phase]) -> frozenset[str]:
     """Return the groups that are trained at a step. It depends on the step only, so resuming needs no history."""
-    return next(phase.train for phase in phases if step < phase.until)
+    return next(phase.trained_at(step) for phase in phases if step < phase.until)
 
 
 def _unfreeze(stage: Stage, trained: frozenset[str]) -> None:

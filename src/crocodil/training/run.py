@@ -20,6 +20,7 @@ from crocodil.corpus.pairs import PAIRS_FILE
 from crocodil.corpus.shards import TOKENIZER_FILE, Corpus
 from crocodil.models.demasker import Demasker
 from crocodil.models.llada import LLaDA, LLaDAConfig
+from crocodil.models.register_critic import RegisterCritic
 from crocodil.runtime.atomic import remove_unfinished
 from crocodil.runtime.distributed import full_tensor, locked_for_ranks, whole_directory_for_ranks
 from crocodil.text.encode import encode_tokens
@@ -382,6 +383,8 @@ def _save_models(run: Run, stage: Stage, state: TrainState, target: Path) -> Non
     is_main = state.ranks.is_main
     with averaged_weights(state), whole_directory_for_ranks(target, state.ranks) as unfinished:
         for name, module in stage.modules().items():
+            if isinstance(module, RegisterCritic):
+                continue  # it serves training only
             weights = _full_weights(module, keep=is_main)
             if not is_main:
                 continue

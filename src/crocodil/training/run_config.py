@@ -117,10 +117,8 @@ class Run:
             raise ValueError("prior.condition_width is set: only conditional has a condition")
         if self.prior.prompt_width is not None or self.conditional.prompt_width is not None:
             raise ValueError("prompt_width is set: stage prompted adds a prompt to the conditional prior")
-        if self.prior.flow_map or self.conditional.flow_map:
-            raise ValueError(
-                "flow_map is set: stage distilled makes a flow map of a prior that was trained without"
-            )
+        if self.prior.is_distilled or self.conditional.is_distilled:
+            raise ValueError("flow_map or fresh_noise is set: stage distilled sets it, in its student of a prior")
         if (self.weak_prior is None) != (self.distil_objective.autoguidance == 1):
             raise ValueError("autoguidance of the teacher needs both weak_prior and distil_objective.autoguidance")
         if self.causal is not None and self.pretrained.llada is not None:
@@ -142,6 +140,8 @@ class Run:
                 "prior_objective.smallest_noise is in units of registers: set prior.standardised=false and "
                 "conditional.standardised=false"
             )
+        if self.distil_objective.by_matching:
+            self._check_matching()
         if self.guided_start is not None and self.lora is not None:
             raise ValueError("guided_start and lora are both set: choose one of them")
         if self.teacher_texts and self.guided_start is None:
@@ -159,6 +159,19 @@ class Run:
             raise ValueError(f"prior.num_registers is {wanted}: the encoder has only {available}")
         if max(self.guided_objective.prefix_lengths, default=0) > available:
             raise ValueError(f"guided_objective.prefix_lengths: the encoder has only {available} registers")
+
+    def _check_matching(self) -> None:
+        if self.prior.standardised or self.conditional.standardised:
+            raise ValueError(
+                "distil_objective.stop_noise is in units of registers: set prior.standardised=false and "
+                "conditional.standardised=false"
+            )
+        smallest = self.prior_objective.smallest_noise
+        if self.distil_objective.stop_noise < smallest:
+            raise ValueError(
+                f"the prior is trained at noise {smallest} and above (prior_objective.smallest_noise): set "
+                f"distil_objective.stop_noise to {smallest} or more"
+            )
 
     @property
     def num_prior_registers(self) -> int:

@@ -6,7 +6,9 @@ Each stage starts from what earlier stages wrote to the same run, or to another 
 """
 
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -22,11 +24,13 @@ from crocodil.corpus.shards import TOKENIZER_FILE, Corpus, Programs
 from crocodil.models.demasker import Demasker
 from crocodil.models.length_head import LengthHead, LengthHeadConfig
 from crocodil.models.llada import LLaDA
+from crocodil.models.register_critic import RegisterCritic
 from crocodil.models.register_denoiser import (
     RegisterDenoiser,
     RegisterDenoiserConfig,
     begun_as_demasker,
     flow_map_of,
+    fresh_noise_copy_of,
     prompted_from,
 )
 from crocodil.models.register_encoder import RegisterEncoder
@@ -39,6 +43,7 @@ from crocodil.training.data import CachedRegisters, Data, register_statistics
 from crocodil.training.distilling import DistilledStage, Teacher
 from crocodil.training.guiding import GuidedStage, JointPrior
 from crocodil.training.loop import LoopConfig, Stage
+from crocodil.training.matching import MatchedStage
 from crocodil.training.pair_data import PairData, PairSource
 from crocodil.training.prompting import PromptedStage
 from crocodil.training.run_config import CausalStart, Run
@@ -229,14 +234,19 @@ def conditional_stage(run: Run, workspace: Workspace) -> tuple[Stage, LoopConfig
 def distilled_stage(run: Run, workspace: Workspace) -> tuple[Stage, LoopConfig]:
     loop, objective = run.distilled_loop, run.distil_objective
     teachers: dict[str, Teacher] = {name: _teacher(name, run, workspace) for name in objective.teachers}
+    student_of = fresh_noise_copy_of if objective.by_matching else flow_map_of
     students = {
-        name: flow_map_of(teacher.denoiser, generator_for("distilled", name, loop.seed))
+        name: student_of(teacher.denoiser, generator_for("distilled", name, loop.seed))
         for name, teacher in teachers.items()
     }
     encoder = None
     if "conditional" in teachers:
         encoder = _loaded(workspace.condition_encoder(), RegisterEncoder, workspace.device).requires_grad_(False)
-    stage = DistilledStage(
+    kind: Callable[..., DistilledStage] = DistilledStage
+    if objective.by_matching:
+        critics = {name: _critic(student, name, loop.seed) for name, student in students.items()}
+        kind = partial(MatchedStage, critics={name: workspace.to_device(one) for name, one in critics.items()})
+    stage = kind(
         {name: workspace.to_device(student) for name, student in students.items()},
         teachers,
         workspace.registers(run, "train"),
@@ -407,6 +417,11 @@ def _teacher(name: str, run: Run, workspace: Workspace) -> Teacher:
         weak = _loaded(run.weak_prior, RegisterDenoiser, device).requires_grad_(False)
         weak = weak if weak.config.condition_width == denoiser.config.condition_width else None
     return Teacher(denoiser, run.distil_objective, weak)
+
+
+def _critic(student: RegisterDenoiser, name: str, seed: int) -> RegisterCritic:
+    """Return a critic that begins as the student, which begins as its teacher."""
+    return RegisterCritic(deepcopy(student)).init_classifier(generator_for("critic", name, seed))
 
 
 def _loaded(folder: Path, kind: type[Network], device: str) -> Network:

@@ -167,12 +167,21 @@ def distilled_flops(
     """Stage distilled: the student is called for its jump, for the rest of the target, and to draw a start.
 
     Guidance and self-conditioning add calls to each step of the teacher. A weak prior counts like its teacher.
+
+    In distribution matching, every text has a whole draw. Most steps train the critic, on drawn and on encoded
+    registers. The others train the student, with a call of the teacher and one of the critic that also computes
+    the gradient of its input.
     """
     flops = 0.0
     for name, config in teachers.items():
         per_step = 1 + config.self_conditioned + objective.guiding_calls
-        frozen_calls = 1 + bool(objective.own_rate) + objective.teacher_calls * per_step
-        flops += (TRAINED + FROZEN * frozen_calls) * denoiser_flops(config)
+        if objective.by_matching:
+            all_turns = (2 * objective.critic_steps + 1) * TRAINED + (per_step + 2) * FROZEN
+            per_turn = FROZEN + all_turns / (objective.critic_steps + 1)
+            flops += objective.draw_steps * per_turn * denoiser_flops(config)
+        else:
+            frozen_calls = 1 + bool(objective.own_rate) + objective.teacher_calls * per_step
+            flops += (TRAINED + FROZEN * frozen_calls) * denoiser_flops(config)
         if name == "conditional" and encoder is not None:
             encoding = encoder_flops(encoder, positions=length + encoder.num_registers)
             flops += (1 - bare_rate) * FROZEN * encoding

@@ -67,4 +67,4 @@ def prior_stages(shapes: Shapes) -> list[str]:
     """Return the stages that trained the priors of a model: a distilled one began as another prior."""
     priors = {"prior": shapes.prior, "conditional": shapes.conditional}
     trained = {stage: config for stage, config in priors.items() if config is not None}
-    return [*trained, *(["distilled"] if any(config.flow_map for config in trained.values()) else [])]
+    return [*trained, *(["distilled"] if any(config.is_distilled for config in trained.values()) else [])]
