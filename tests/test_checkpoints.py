@@ -295,7 +295,7 @@ def test_a_save_that_fails_leaves_nothing_behind(tmp_path):
     ("values", "message"),
     [
         ({"format": "other"}, "not in this project's format"),
-        ({"format_version": 99}, "format version 99; this crocodil reads 1 to 6"),
+        ({"format_version": 99}, "format version 99; this crocodil reads 1 to 7"),
         ({"kind": "Sampler"}, "unknown kind of model 'Sampler'"),
         ({"config": {"width": 3}}, "fields of LLaDAConfig differ"),
         ({"config": None}, "expected the fields of LLaDAConfig"),

@@ -712,6 +712,15 @@ def test_the_estimate_counts_the_parameters_that_are_trained(corpus):
         p.numel() for p in RegisterEncoder(run.encoder).parameters()
     )
     assert found["distilled"].flops > found["prior"].flops + found["conditional"].flops
+    flow_map, matched = (
+        {one.stage: one for one in estimates(replace(run, distil_objective=objective))}["distilled"]
+        for objective in (
+            DistilObjective(teachers=("prior",)),
+            DistilObjective(teachers=("prior",), by_matching=True),
+        )
+    )
+    assert matched.trained > 2 * found["prior"].trained  # the student, and the critic with its classifier
+    assert matched.flops > flow_map.flops  # every text has a whole draw
 
 
 # ---------------------------------------------------------------- a prior that begins as the demasker (D79)

@@ -3,6 +3,7 @@
 It serves training only: a model does not contain it.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -28,6 +29,11 @@ class RegisterCritic(nn.Module):
         predicted, states = self.denoiser.with_states(noisy_registers, diffusion_time, **inputs)
         logits: Tensor = self.classifier(states)
         return predicted, logits.float().mean(dim=(1, 2))
+
+    @property
+    def parts_to_compile(self) -> Sequence[nn.Module]:
+        """As in a denoiser: the blocks of a body, or the whole critic."""
+        return [self] if self.denoiser.body is None else self.denoiser.parts_to_compile
 
     def init_classifier(self, generator: torch.Generator) -> "RegisterCritic":
         """Initialise the second head: at first its logits are 0."""

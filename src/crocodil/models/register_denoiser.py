@@ -11,6 +11,7 @@ signal z_s.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -262,6 +263,11 @@ class RegisterDenoiser(nn.Module):
     def repeated_blocks(self) -> nn.ModuleList:
         """The blocks that hold most of the weights: PixArt's, or those of the body."""
         return self.blocks if self.body is None else self.body.blocks
+
+    @property
+    def parts_to_compile(self) -> Sequence[nn.Module]:
+        """A small denoiser is compiled whole; one with a body is not, since equal blocks share compiled code."""
+        return [self] if self.body is None else list(self.body.blocks)
 
     def standardise(self, registers: RegisterBank) -> RegisterBank:
         """Convert encoded registers to the units of the prior; without statistics nothing changes."""

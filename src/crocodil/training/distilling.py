@@ -97,7 +97,8 @@ class DistilledStage:
 
     def compile(self) -> None:
         layers = [] if self.encoder is None else list(self.encoder.backbone.layers)
-        compile_each([*self.students.values(), *(teacher.denoiser for teacher in self.teachers.values()), *layers])
+        denoisers = [*self.students.values(), *(teacher.denoiser for teacher in self.teachers.values())]
+        compile_each([*(part for denoiser in denoisers for part in denoiser.parts_to_compile), *layers])
 
     def work(self) -> Work:
         return self.data.mean_work(self._work_at)

@@ -47,7 +47,7 @@ class MatchedStage(DistilledStage):
 
     def compile(self) -> None:
         super().compile()
-        compile_each(self.critics.values())
+        compile_each(part for critic in self.critics.values() for part in critic.parts_to_compile)
 
     # ------------------------------------------------------------ the loss
 

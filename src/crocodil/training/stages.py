@@ -194,9 +194,7 @@ class ConditionalPriorStage:
         return [*self.denoiser.repeated_blocks, *self.encoder.backbone.layers]
 
     def compile(self) -> None:
-        # A small denoiser is compiled whole; one with the blocks of a demasker is not: equal blocks share code.
-        denoiser = [self.denoiser] if self.denoiser.body is None else self.denoiser.repeated_blocks
-        compile_each([*denoiser, *self.encoder.backbone.layers])
+        compile_each([*self.denoiser.parts_to_compile, *self.encoder.backbone.layers])
 
     def work(self) -> Work:
         return self.data.mean_work(self._work_at)
