@@ -5,7 +5,7 @@ added, as much as the next step reads. So the predictions of a step never appear
 that they have the density of encoded registers *with the noise of the next step, or more*.
 
 Two networks compare these densities. The teacher is the finished prior. The critic denoises like the teacher, but
-learns from drawn registers; the difference of the two predictions is the direction that lowers the KL divergence
+learns from drawn registers; the difference of the two predictions is a gradient of the KL divergence
 from drawn to encoded registers (Yin et al., 2024, arXiv:2311.18828). The critic also learns to tell drawn from
 encoded registers, since a teacher has errors of its own (Yin et al., 2024, arXiv:2405.14867).
 """
