@@ -342,7 +342,15 @@ def test_distilled_priors_resume_to_the_same_bits_and_become_the_priors_of_a_mod
     assert student.conditional.config.flow_map
     assert (student.settings.drawing.prior_steps, student.settings.drawing.refresh_steps) == (4, 4)
     assert (teacher.settings.drawing.prior_steps, teacher.prior.config.flow_map) == (128, False)
-    assert "| distilled | 2 | 8 |" in (tmp_path / "student" / "README.md").read_text()
+    card = (tmp_path / "student" / "README.md").read_text()
+    assert re.findall(r"^\| (\w+) \| \d+ \|", card, re.M) == [
+        "base",
+        "guided",
+        "prior",
+        "conditional",
+        "distilled",
+    ]
+    assert "| distilled | 2 | 8 |" in card
     made = student.generate(1, calls=2, prior_steps=2, refresh_steps=1, refresh_from=0.5)
     assert made.cost.denoiser_calls == 3
     with pytest.raises(ValueError, match="this prior is distilled, with its guidance inside"):

@@ -155,14 +155,19 @@ def _card(directory: Path, corpus: "Corpus", networks: Mapping[str, Path], licen
 
 
 def _stage_table(directory: Path, networks: Mapping[str, Path]) -> list[str]:
-    """Return the stages of the model as the lines of a table; the base counts if the run has its record."""
+    """Return the stages of the model as the lines of a table; the base counts if the run has its record.
+
+    A distilled prior has the stage of its teacher too, which bears the name of the network.
+    """
     from crocodil.training.history import history
 
-    stages = dict.fromkeys(path.parts[-3] for path in networks.values())
+    teachers = [name for name, path in networks.items() if path.parts[-3] == "distilled"]
+    stages = [path.parts[-3] for path in networks.values() if path.parts[-3] != "distilled"]
+    stages += [*teachers, "distilled"] if teachers else []
     if (directory / "base").is_dir():
-        stages = {"base": None, **stages}
+        stages = ["base", *stages]
     lines = ["| stage | steps | batch | optimiser | learning rate | minutes |", "|---|---|---|---|---|---|"]
-    for part in history(directory, stages):
+    for part in history(directory, dict.fromkeys(stages)):
         minutes = None if part.minutes is None else f"{part.minutes:.1f}"
         cells = (part.stage, part.num_steps, part.batch_size, part.optimiser, part.learning_rate, minutes)
         lines.append(f"| {' | '.join('' if cell is None else str(cell) for cell in cells)} |")
