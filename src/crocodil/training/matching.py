@@ -1,4 +1,4 @@
-"""Stage distilled by distribution matching: students that draw what is likely for encoded registers (D80).
+"""Stage distilled by distribution matching: students whose draws look like encoded registers (D80).
 
 Critics and students are trained in turn: `critic_steps` steps of the critics, then one of the students.
 """
