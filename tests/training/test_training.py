@@ -8,6 +8,7 @@ import shutil
 import signal
 import time
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import forked
 import numpy as np
@@ -720,6 +721,11 @@ def test_the_estimate_counts_the_parameters_that_are_trained(corpus):
         p.numel() for p in RegisterEncoder(run.encoder).parameters()
     )
     assert found["distilled"].flops > found["prior"].flops + found["conditional"].flops
+    taught = replace(run, teacher_texts=(Path("texts"),), guided_start=Path("model"))
+    fixed = {one.stage: one for one in estimates(taught)}["guided"]
+    assert fixed.frozen == found["conditional"].frozen  # the encoder
+    assert fixed.trained + fixed.frozen == found["guided"].trained
+    assert fixed.gigabytes < found["guided"].gigabytes
     flow_map, matched = (
         {one.stage: one for one in estimates(replace(run, distil_objective=objective))}["distilled"]
         for objective in (

@@ -62,7 +62,8 @@ def estimates(run: Run, *, num_devices: int = 1) -> list[Estimate]:
         prompted = RegisterDenoiser(_prompted(run))
         adapters = 0 if run.lora is None else num_adapter_parameters(run.demasker.backbone, run.lora)
     count = num_parameters
-    frozen = count(base) if adapters else 0
+    taught = bool(run.teacher_texts)  # then the encoder is fixed (decision D77), and there are no adapters
+    frozen = count(base) if adapters else taught * count(encoder)
     guided = count(encoder) + count(demasker) - frozen + adapters
     frozen_in_base = _frozen_in_base(run, base)
     base_activations, guided_activations, encoding, denoising, conditional_denoising = _activations(run)
@@ -75,8 +76,9 @@ def estimates(run: Run, *, num_devices: int = 1) -> list[Estimate]:
         ),
         _estimate(
             "guided", run.guided_loop, flops, num_devices,
-            [guided_activations, encoding, *([denoising] if rated else [])],
-            trained=guided + rated * count(conditional), frozen=frozen, frozen_bytes=_ADAPTED_BYTES,
+            [guided_activations, *([] if taught else [encoding]), *([denoising] if rated else [])],
+            trained=guided + rated * count(conditional), frozen=frozen,
+            frozen_bytes=_ADAPTED_BYTES if adapters else _FROZEN_BYTES,
         ),
         _estimate("prior", run.prior_loop, flops, num_devices, [denoising], trained=count(prior)),
         _estimate(
