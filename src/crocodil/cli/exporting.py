@@ -157,7 +157,7 @@ def _card(directory: Path, corpus: "Corpus", networks: Mapping[str, Path], licen
 def _stage_table(directory: Path, networks: Mapping[str, Path]) -> list[str]:
     """Return the stages of the model as the lines of a table; the base counts if the run has its record.
 
-    A distilled prior has the stage of its teacher too, which bears the name of the network.
+    A distilled prior also has the stage of its teacher; that stage has the name of the network.
     """
     from crocodil.training.history import history
 

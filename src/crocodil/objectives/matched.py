@@ -5,9 +5,9 @@ added, as much as the next step reads. So the predictions of a step never appear
 that they have the density of encoded registers *with the noise of the next step, or more*.
 
 Two networks compare these densities. The teacher is the finished prior. The critic denoises like the teacher, but
-learns from drawn registers; the difference of the two predictions is a gradient of the KL divergence
-from drawn to encoded registers (Yin et al., 2024, arXiv:2311.18828). The critic also learns to tell drawn from
-encoded registers, since a teacher has errors of its own (Yin et al., 2024, arXiv:2405.14867).
+learns from drawn registers. The difference of their predictions is a gradient of the KL divergence from drawn to
+encoded registers (Yin et al., 2024, arXiv:2311.18828). The critic also learns to tell drawn from encoded ones,
+which corrects errors of the teacher (Yin et al., 2024, arXiv:2405.14867).
 """
 
 from collections.abc import Callable, Sequence
@@ -87,7 +87,7 @@ def critic_loss(critic: Critic, drawn: DrawnSteps, registers: RegisterBank, *, s
 def matching_loss(
     student: Denoise, teacher: Denoise, critic: Critic, drawn: DrawnSteps, *, real_weight: float, streams: Streams
 ) -> Loss:
-    """Train the student. Its gradient is `_direction`; the value is half the mean square of that."""
+    """Train the student. Its predictions move against `_direction`; the value is half the mean square of that."""
     time = _compared_times(drawn, streams.at("time"))
     clean = student(drawn.inputs, drawn.times)
     noise = _noise(drawn, streams.at("noise"))
@@ -105,22 +105,22 @@ def _direction(
     *,
     real_weight: float,
 ) -> RegisterBank:
-    """Return the direction in which registers become more likely as drawn ones than as encoded ones.
+    """Return the direction in which registers look more like drawn ones than like encoded ones.
 
-    Its first part is the difference of critic and teacher, in units of the teacher's error (arXiv:2311.18828, Eqs.
-    7-8). In the second, the critic's classifier sees them as drawn; over the batch it has `real_weight` times the
-    norm of the first.
+    It is a sum. The first part is the difference of critic and teacher, in units of the teacher's error
+    (arXiv:2311.18828, Eqs. 7-8). The second is the gradient of the critic's classifier; over the batch, its norm
+    is `real_weight` times that of the first.
     """
     clean = clean.requires_grad_()
     noisy = add_noise(clean, time, noise)
     judged = critic(noisy, time)
-    (drawn_look,) = torch.autograd.grad(F.softplus(-judged.logits).sum(), clean)
+    (slope,) = torch.autograd.grad(F.softplus(-judged.logits).sum(), clean)
     with torch.no_grad():
         predicted = teacher(noisy, time)
         error = (clean - predicted).abs().mean(dim=(1, 2), keepdim=True)
         difference = (judged.prediction - predicted) / error.clamp(min=_SMALLEST)
-        ratio = difference.norm() / drawn_look.norm().clamp(min=_SMALLEST)
-        return difference + real_weight * ratio * drawn_look
+        ratio = difference.norm() / slope.norm().clamp(min=_SMALLEST)
+        return difference + real_weight * ratio * slope
 
 
 def _compared_times(drawn: DrawnSteps, streams: Streams) -> RegisterTime:
