@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from crocodil.cli.exporting import _settings
-from crocodil.models.register_denoiser import flow_map_of
+from crocodil.models.denoiser_starts import flow_map_of
 from crocodil.objectives import DistilObjective, PriorObjective, distilled_loss
 from crocodil.processes.gaussian import (
     Denoised,

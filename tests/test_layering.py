@@ -34,6 +34,8 @@ ARROWS_INSIDE = {
     ("models.demasker_body", "models.demasker"),
     ("models.demasker_body", "models.llada"),
     ("models.register_critic", "models.register_denoiser"),
+    ("models.denoiser_starts", "models.demasker"),
+    ("models.denoiser_starts", "models.register_denoiser"),
 }  # the only ones between modules of mathematics or networks
 SAME_NAME = {"llada"}  # the network, and its checkpoints
 DOORS = {

@@ -7,8 +7,8 @@ import pytest
 import tiny
 import torch
 
+from crocodil.models.denoiser_starts import fresh_noise_copy_of
 from crocodil.models.register_critic import RegisterCritic
-from crocodil.models.register_denoiser import fresh_noise_copy_of
 from crocodil.objectives import (
     DistilObjective,
     Judged,

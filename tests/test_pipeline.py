@@ -19,7 +19,8 @@ from typer.testing import CliRunner
 from crocodil import cli
 from crocodil.cli.display import difference
 from crocodil.metrics.likelihood import demasking_accuracy
-from crocodil.models.register_denoiser import RegisterDenoiser, begun_as_demasker
+from crocodil.models.denoiser_starts import begun_as_demasker
+from crocodil.models.register_denoiser import RegisterDenoiser
 from crocodil.pipeline import Base, Crocodil, Given, Method, Settings
 from crocodil.pipeline.base_settings import BaseSettings
 from crocodil.pipeline.batches import Watch

@@ -6,8 +6,9 @@ import torch
 from tiny import CONDITIONAL, NUM_REGISTERS, REGISTER_WIDTH
 
 from crocodil.checkpoints.format import load_model, save_model
+from crocodil.models.denoiser_starts import begun_as_demasker, flow_map_of, prompted_from
 from crocodil.models.length_head import LengthHead, LengthHeadConfig
-from crocodil.models.register_denoiser import RegisterDenoiser, begun_as_demasker, flow_map_of, prompted_from
+from crocodil.models.register_denoiser import RegisterDenoiser
 from crocodil.objectives import PriorObjective, prior_loss
 from crocodil.presets import models
 from crocodil.processes.gaussian import signal_and_noise_level

@@ -12,7 +12,6 @@ signal z_s.
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,7 +21,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from crocodil.models.demasker import Demasker, DemaskerConfig
+from crocodil.models.demasker import DemaskerConfig
 from crocodil.models.demasker_body import DemaskerBody, as_demasker_reads
 from crocodil.processes.gaussian import signal_and_noise_level
 from crocodil.runtime.config import Amount, Layers, Length, Width, config
@@ -305,55 +304,6 @@ class RegisterDenoiser(nn.Module):
         if self.body is not None:
             self.body.init_weights(generator)
         return self
-
-
-def begun_as_demasker(
-    config: RegisterDenoiserConfig, demasker: Demasker, generator: torch.Generator
-) -> RegisterDenoiser:
-    """Return a denoiser with the blocks of a trained demasker; it reads a condition like masked text at first."""
-    denoiser = RegisterDenoiser(config).init_weights(generator)
-    assert denoiser.body is not None
-    denoiser.body.copy_weights(demasker)
-    with torch.no_grad():
-        denoiser.proj_in.weight.copy_(demasker.register_map.weight)
-        nn.init.zeros_(denoiser.pos_embed)
-        for embedding in (denoiser.condition_embed, denoiser.prompt_embed):
-            if embedding is not None:
-                embedding.pos_embed.copy_(demasker.backbone.embed.weight[demasker.config.backbone.mask_id])
-                last = embedding.proj_in[-1]
-                assert isinstance(last, nn.Linear)
-                nn.init.zeros_(last.weight)
-    return denoiser
-
-
-def prompted_from(
-    conditional: RegisterDenoiser, prompt_length: int, prompt_width: int, generator: torch.Generator
-) -> RegisterDenoiser:
-    """Return a denoiser that reads a prompt; all other weights are copied from a conditional prior."""
-    config = replace(conditional.config, prompt_width=prompt_width, prompt_length=prompt_length)
-    prompted = RegisterDenoiser(config).init_weights(generator)
-    prompted.load_state_dict(prompted.state_dict() | conditional.state_dict())
-    return prompted
-
-
-def flow_map_of(teacher: RegisterDenoiser, generator: torch.Generator) -> RegisterDenoiser:
-    """Return a flow map with the weights of the teacher: at first it predicts the same for every end time."""
-    return _student(replace(teacher.config, self_conditioned=False, flow_map=True), teacher, generator)
-
-
-def fresh_noise_copy_of(teacher: RegisterDenoiser, generator: torch.Generator) -> RegisterDenoiser:
-    """Return a denoiser with the weights of the teacher whose steps add fresh noise."""
-    return _student(replace(teacher.config, self_conditioned=False, fresh_noise=True), teacher, generator)
-
-
-def _student(
-    config: RegisterDenoiserConfig, teacher: RegisterDenoiser, generator: torch.Generator
-) -> RegisterDenoiser:
-    """A self-conditioned teacher is copied without the input for its previous prediction."""
-    student = RegisterDenoiser(config).init_weights(generator)
-    weights = {name: value for name, value in teacher.state_dict().items() if not name.startswith("proj_guess")}
-    student.load_state_dict(student.state_dict() | weights)
-    return student
 
 
 class ConditionEmbedding(nn.Module):

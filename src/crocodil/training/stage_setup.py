@@ -22,17 +22,11 @@ from crocodil.checkpoints.qwen3 import load_qwen3_embedding
 from crocodil.checkpoints.tensors import CONFIG_FILE
 from crocodil.corpus.shards import TOKENIZER_FILE, Corpus, Programs
 from crocodil.models.demasker import Demasker
+from crocodil.models.denoiser_starts import begun_as_demasker, flow_map_of, fresh_noise_copy_of, prompted_from
 from crocodil.models.length_head import LengthHead, LengthHeadConfig
 from crocodil.models.llada import LLaDA
 from crocodil.models.register_critic import RegisterCritic
-from crocodil.models.register_denoiser import (
-    RegisterDenoiser,
-    RegisterDenoiserConfig,
-    begun_as_demasker,
-    flow_map_of,
-    fresh_noise_copy_of,
-    prompted_from,
-)
+from crocodil.models.register_denoiser import RegisterDenoiser, RegisterDenoiserConfig
 from crocodil.models.register_encoder import RegisterEncoder
 from crocodil.runtime.distributed import Ranks
 from crocodil.seeding import generator_for
