@@ -34,6 +34,13 @@ def export(
     without: Annotated[
         list[str] | None, options.one_of(options.Network, "Leave out this network, e.g. base. Can be repeated.")
     ] = None,
+    priors_of: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODEL",
+            help="Take the priors of this model, and how it draws. It must have the encoder of the run.",
+        ),
+    ] = None,
     weak_prior: Annotated[
         Path | None, typer.Option(help="Folder of a less trained denoiser, for --autoguidance.")
     ] = None,
@@ -76,9 +83,15 @@ def export(
     networks = _finished_networks(directory, without or (), distilled=not teachers)
     if "demasker" not in networks:
         raise ValueError(f"{directory} has no finished stage guided: train it, then export")
-    settings = _settings(run, networks, method, knobs)
+    if priors_of is not None:
+        networks = {name: path for name, path in networks.items() if name not in _PRIORS}
+    settings = _settings(run, networks, method, {} if priors_of is not None else knobs)
     qwen = run.pretrained.qwen
     card = _card(directory, corpus, networks, license)
+    if priors_of is not None:
+        settings = _settings_of_priors(settings, priors_of, knobs)
+        networks |= _priors_of(priors_of, networks["encoder"])
+        card = replace(card, training=f"{card.training}\nIts priors are those of `{Path(priors_of).name}`.")
     if weak_prior is not None:
         networks["weak_prior"] = weak_prior
     model = Crocodil.assemble(
@@ -121,6 +134,32 @@ def _settings(
             f"--early-stop and --register-noise {smallest} or more"
         )
     return replace(defaults, method=defaults.method_or_own(method), decoding=decoding, drawing=drawing)
+
+
+def _settings_of_priors(settings: "Settings", model: str, knobs: dict[str, Any]) -> "Settings":
+    """Return the settings with the drawing of another model, changed by the knobs."""
+    from crocodil.pipeline.folder import parts_of
+
+    decoding, drawing = with_knobs(settings.decoding, parts_of(model)["settings"].drawing, knobs)
+    return replace(settings, decoding=decoding, drawing=drawing)
+
+
+def _priors_of(model: str, encoder: Path) -> dict[str, Path]:
+    """Return the priors of another model. They fit only if it has the same encoder."""
+    from crocodil.checkpoints.format import load_model
+    from crocodil.pipeline.folder import parts_of
+
+    networks: dict[str, Path] = parts_of(model)["networks"]
+    found = {name: networks[name] for name in _PRIORS if name in networks}
+    if not found.keys() & {"prior", "conditional"}:
+        raise ValueError(f"{model} has no prior: name a model that has one")
+    theirs, own = (load_model(path).state_dict() for path in (networks["encoder"], encoder))
+    if theirs.keys() != own.keys() or not all(own[name].equal(value) for name, value in theirs.items()):
+        raise ValueError(
+            f"{model} has another encoder than the run, so its priors draw other registers: train the run with "
+            f"guided_start={model} and encoder_learns=false"
+        )
+    return found
 
 
 def _bits_of(values: Sequence[str]) -> int | dict[str, int] | None:
@@ -195,6 +234,7 @@ def _finished_networks(directory: Path, without: Collection[str], *, distilled: 
     return {name: path for name, path in finished.items() if name not in without}
 
 
+_PRIORS = ("prior", "conditional", "condition_encoder", "weak_prior")
 # Where a run keeps the networks of a model.
 _NETWORKS = {
     "demasker": "guided/model/demasker",

@@ -62,8 +62,7 @@ def estimates(run: Run, *, num_devices: int = 1) -> list[Estimate]:
         prompted = RegisterDenoiser(_prompted(run))
         adapters = 0 if run.lora is None else num_adapter_parameters(run.demasker.backbone, run.lora)
     count = num_parameters
-    taught = bool(run.teacher_texts)  # then the encoder is fixed (decision D77), and there are no adapters
-    frozen = count(base) if adapters else taught * count(encoder)
+    frozen = count(base) if adapters else run.encoder_is_fixed * count(encoder)  # there are no adapters then
     guided = count(encoder) + count(demasker) - frozen + adapters
     frozen_in_base = _frozen_in_base(run, base)
     base_activations, guided_activations, encoding, denoising, conditional_denoising = _activations(run)
@@ -76,7 +75,7 @@ def estimates(run: Run, *, num_devices: int = 1) -> list[Estimate]:
         ),
         _estimate(
             "guided", run.guided_loop, flops, num_devices,
-            [guided_activations, *([] if taught else [encoding]), *([denoising] if rated else [])],
+            [guided_activations, *([] if run.encoder_is_fixed else [encoding]), *([denoising] if rated else [])],
             trained=guided + rated * count(conditional), frozen=frozen,
             frozen_bytes=_ADAPTED_BYTES if adapters else _FROZEN_BYTES,
         ),
@@ -129,7 +128,8 @@ def step_flops(run: Run) -> dict[str, float]:
             guided_flops(
                 run.demasker, run.encoder, length=length, all_mask_rate=run.guided_objective.all_mask_rate,
                 adapted=run.lora is not None, draft_rate=run.guided_objective.draft_rate,
-                teacher_rate=run.teacher_rate if run.teacher_texts else None,
+                encoder_learns=not run.encoder_is_fixed,
+                teacher_rate=run.teacher_rate if run.teacher_texts else 0.0,
             )
             + rate_flops(run.conditional, run.encoder, objective=run.rate_objective, length=length)
             for length in run.lengths

@@ -1,6 +1,6 @@
 """Stage guided: train encoder and demasker together (Algorithm 1).
 
-It can also train a prior (decision D71), or learn from teacher texts (decision D77).
+It can also train a prior (decision D71), learn from teacher texts (D77), or train the demasker alone (D81).
 """
 
 import math
@@ -49,7 +49,7 @@ class JointPrior:
 class GuidedStage:
     """Algorithm 1, with the encoder-only warm-up of App. C (decision D21).
 
-    With teacher texts, the encoder is fixed: their registers stay those of its prior (decision D77).
+    If the encoder is fixed, a prior that was trained on its registers still fits (decisions D77 and D81).
     """
 
     encoder: RegisterEncoder
@@ -62,6 +62,7 @@ class GuidedStage:
     noise_from: int = 0  # the first step with register noise (decision D66)
     prior: JointPrior | None = None
     teacher: TeacherData | None = None
+    encoder_learns: bool = True
     name: str = "guided"
 
     def modules(self) -> Mapping[str, nn.Module]:
@@ -69,7 +70,7 @@ class GuidedStage:
         return {"encoder": self.encoder, "demasker": self.demasker, **prior}
 
     def groups(self) -> Mapping[str, Sequence[nn.Parameter]]:
-        encoder = {} if self.teacher is not None else {"encoder": list(self.encoder.parameters())}
+        encoder = {"encoder": list(self.encoder.parameters())} if self.encoder_learns else {}
         return {
             **encoder,
             "interface": self.demasker.interface(),
@@ -104,7 +105,8 @@ class GuidedStage:
             all_mask_rate=self.objective.all_mask_rate,
             adapted=adapted,
             draft_rate=self.objective.draft_rate,
-            teacher_rate=None if self.teacher is None else self.teacher.share(length),
+            encoder_learns=self.encoder_learns,
+            teacher_rate=0.0 if self.teacher is None else self.teacher.share(length),
         )
         if self.prior is not None:
             flops += rate_flops(
@@ -113,7 +115,7 @@ class GuidedStage:
         return Work(length, flops)
 
     def encode(self, tokens: Tensor, hidden: Tensor | None = None) -> Tensor:
-        with torch.set_grad_enabled(self.teacher is None and torch.is_grad_enabled()):
+        with torch.set_grad_enabled(self.encoder_learns and torch.is_grad_enabled()):
             return encode_tokens(self.encoder, tokens, hidden, retokenizer=self.retokenizer)
 
     def loss(self, step: int, indices: range) -> Tensor | dict[str, Tensor]:

@@ -74,7 +74,7 @@ _FIELDS = {
     "guided": (
         "lengths", "demasker", "encoder", "guided_loop", "guided_objective", "encoder_warmup_steps",
         "register_noise_from", "encoder_begins_as_base", "pretrained", "lora", "rate_objective", "guided_start",
-        "teacher_texts", "teacher_rate",
+        "encoder_learns", "teacher_texts", "teacher_rate",
     ),
     "registers": ("encoder", "prior.num_registers", "prior_loop.bf16", "pretrained.qwen"),
     "prior": ("lengths", "prior", "prior_loop", "prior_objective"),

@@ -102,6 +102,7 @@ class Run:
     lora: LoRA | None = None  # in stage guided: train adapters on a frozen demasker
     causal: CausalStart | None = None  # in stage base: begin as a causal language model
     guided_start: Folder | None = None  # in stage guided: go on from the folder `model` of another stage guided
+    encoder_learns: bool = True  # in stage guided; false: it stays that of guided_start (decision D81)
     conditional_start: Folder | None = None  # in stage conditional: go on from `model` of another one
     teacher_texts: tuple[Folder, ...] = ()  # in stage guided: folders that `crocodil teach` wrote (decision D77)
     teacher_rate: Share = 0.5  # share of a batch that they are; the encoder is fixed then
@@ -144,6 +145,10 @@ class Run:
             self._check_matching()
         if self.guided_start is not None and self.lora is not None:
             raise ValueError("guided_start and lora are both set: choose one of them")
+        if not self.encoder_learns and self.guided_start is None:
+            raise ValueError("encoder_learns=false needs guided_start: the model with the encoder that is kept")
+        if not self.encoder_learns and self.rate_objective.trains_prior:
+            raise ValueError("rate_objective.trains_prior is for an encoder that learns: set encoder_learns=true")
         if self.teacher_texts and self.guided_start is None:
             raise ValueError("teacher_texts needs guided_start: the model that wrote them, or one like it")
         if self.teacher_texts and self.rate_objective.trains_prior:
@@ -159,6 +164,11 @@ class Run:
             raise ValueError(f"prior.num_registers is {wanted}: the encoder has only {available}")
         if max(self.guided_objective.prefix_lengths, default=0) > available:
             raise ValueError(f"guided_objective.prefix_lengths: the encoder has only {available} registers")
+
+    @property
+    def encoder_is_fixed(self) -> bool:
+        """Whether stage guided trains only the demasker: by choice, or because it has teacher texts (D77)."""
+        return not self.encoder_learns or bool(self.teacher_texts)
 
     def _check_matching(self) -> None:
         if self.prior.standardised or self.conditional.standardised:

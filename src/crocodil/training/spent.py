@@ -161,7 +161,8 @@ def planned_flops(record: Mapping[str, Any], shapes: Shapes) -> Flops:
                     all_mask_rate=guided["all_mask_rate"],
                     adapted=record.get("lora") is not None,
                     draft_rate=guided["draft_rate"],
-                    teacher_rate=record["teacher_rate"] if record.get("teacher_texts") else None,
+                    encoder_learns=record.get("encoder_learns", True) and not record.get("teacher_texts"),
+                    teacher_rate=record["teacher_rate"] if record.get("teacher_texts") else 0.0,
                 )
                 + rate(length)
             ),

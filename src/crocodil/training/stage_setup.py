@@ -148,10 +148,8 @@ def guided_stage(run: Run, workspace: Workspace) -> tuple[Stage, LoopConfig]:
         demasker = _same_shape(run.guided_start / "demasker", run.demasker, Demasker)
         encoder = _same_shape(run.guided_start / "encoder", run.encoder, RegisterEncoder)
     teacher = teacher_data(run, workspace, loop) if run.teacher_texts else None
-    if teacher is not None:
-        encoder.requires_grad_(False)
     stage = GuidedStage(
-        workspace.to_device(encoder),
+        workspace.to_device(encoder.requires_grad_(not run.encoder_is_fixed)),
         workspace.to_device(demasker),
         workspace.data(run, loop),
         run.guided_objective,
@@ -161,6 +159,7 @@ def guided_stage(run: Run, workspace: Workspace) -> tuple[Stage, LoopConfig]:
         run.register_noise_from,
         _joint_prior(run, workspace),
         teacher,
+        encoder_learns=not run.encoder_is_fixed,
     )
     return stage, loop
 

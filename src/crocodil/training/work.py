@@ -75,12 +75,13 @@ def guided_flops(
     all_mask_rate: float,
     adapted: bool = False,
     draft_rate: float = 0.0,
-    teacher_rate: float | None = None,
+    encoder_learns: bool = True,
+    teacher_rate: float = 0.0,
 ) -> float:
     """Algorithm 1: the demasker reads START, registers, END and text; the encoder reads text and registers.
 
     Drafts take a second pass without gradients, which predicts half of the visible tokens; the loss then reads all
-    rows. If `teacher_rate` is given, the encoder is fixed, and this share of the texts is not encoded.
+    rows. A share of the texts, `teacher_rate`, is not encoded: they have their registers.
     """
     positions = length + demasker.num_registers + 2
     hidden = all_mask_rate + (1 - all_mask_rate) / 2
@@ -88,7 +89,7 @@ def guided_flops(
     demasking = demasker_flops(demasker.backbone, positions=positions, rows=read * length)
     drafting = demasker_flops(demasker.backbone, positions=positions, rows=(1 - hidden) / 2 * length)
     encoding = encoder_flops(encoder, positions=length + encoder.num_registers)
-    encoded = TRAINED if teacher_rate is None else FROZEN * (1 - teacher_rate)
+    encoded = (TRAINED if encoder_learns else FROZEN) * (1 - teacher_rate)
     trained = (PASSED_THROUGH if adapted else TRAINED) * demasking + encoded * encoding
     return trained + draft_rate * FROZEN * drafting
 
