@@ -22,7 +22,7 @@ from crocodil.processes.gaussian import Denoised, add_noise, ddim, ddim_step, si
 from crocodil.sampling.algorithms import draw_registers
 from crocodil.sampling.configs import Drawing
 from crocodil.seeding import generator_for
-from crocodil.training.loop import Phase, trained_at
+from crocodil.training.loop import Phase, Turn, turn_at
 
 STOP = 0.5
 OBJECTIVE = DistilObjective(by_matching=True, draw_steps=2, stop_noise=STOP)
@@ -181,5 +181,6 @@ def test_a_step_with_fresh_noise_forgets_the_noise_before():
 
 
 def test_groups_are_trained_in_turn():
-    phase = Phase(math.inf, frozenset("ab"), in_turn=(frozenset("a"), frozenset("b")))
-    assert [trained_at(step, [phase]) for step in range(3)] == [{"a"}, {"b"}, {"a"}]
+    turns = Turn(frozenset("a")), Turn(frozenset("b"), rate=0.5)
+    phase = Phase(math.inf, frozenset("ab"), in_turn=turns)
+    assert [turn_at(step, [phase]) for step in range(3)] == [turns[0], turns[1], turns[0]]

@@ -28,13 +28,15 @@ from crocodil.runtime.distributed import Ranks
 from crocodil.sampling.cost import Cost, num_parameters
 from crocodil.training import checkpointing, validation
 from crocodil.training import data as training_data
+from crocodil.training.distilling import DistilledStage
 from crocodil.training.estimate import estimates, step_flops
 from crocodil.training.history import history, recorded_run
-from crocodil.training.loop import LoopConfig, Phase, initial_state, prepare, take_step, train, trained_at
+from crocodil.training.loop import LoopConfig, Phase, initial_state, prepare, take_step, train, turn_at
+from crocodil.training.matching import MatchedStage
 from crocodil.training.record import read_checksummed
 from crocodil.training.run import run_stage
 from crocodil.training.spent import Shapes, planned_flops
-from crocodil.training.stage_setup import Workspace, base_stage, conditional_stage, guided_stage
+from crocodil.training.stage_setup import Workspace, base_stage, conditional_stage, distilled_stage, guided_stage
 from crocodil.training.work import demasker_flops, prior_flops
 
 
@@ -131,6 +133,13 @@ def test_lengths_take_turns_and_one_denoiser_can_be_both_priors(trained, corpus,
     epoch = np.concatenate([data.program_ids(3 * step, range(16)) for step in range(len(data.train[0]) // 16)])
     assert len(set(epoch)) == len(epoch)  # each turn has its own order and skips no program
     assert not np.array_equal(data.program_ids(0, range(16)), data.program_ids(1, range(16)))
+    longer = replace(data, steps_per_turn=2)  # each turn has the same batches in the same order
+    for turn in range(3):
+        one_by_one, in_pairs = (
+            [one.program_ids(step, range(16)).tolist() for step in range(24) if one.turn(step) == turn]
+            for one in (data, longer)
+        )
+        assert in_pairs == one_by_one
     (tmp_path / "guided").symlink_to(trained / "guided")
     for stage in ("registers", "conditional"):
         assert run_stage(stage, run, Workspace(corpus, tmp_path, tmp_path))
@@ -383,6 +392,31 @@ def test_a_distillation_that_cannot_work_is_one_clear_line(trained, corpus, tmp_
         run_stage("distilled", distilling(corpus), Workspace(corpus, tmp_path, tmp_path))
 
 
+def test_critics_and_students_see_texts_of_all_lengths(trained, corpus, tmp_path):
+    """With one turn per step, two lengths and two networks would give each network one length."""
+    workspace = Workspace(corpus, tmp_path, tmp_path)
+    run = distilling(corpus, pag_scale=0.0, by_matching=True, critic_steps=1, teachers=("conditional",))
+    run = replace(run, lengths=(32, 64))
+    for stage in ("guided", "conditional"):
+        (tmp_path / stage).symlink_to(trained / stage)
+    assert run_stage("registers", run, workspace)
+    stage, _ = distilled_stage(run, workspace)
+    seen = [(stage._trains_critics(step), stage.data.length(step)) for step in range(8)]
+    assert len(set(seen)) == 4
+    assert all(seen.count(one) == 2 for one in set(seen))
+
+
+def test_matching_with_all_conditions_at_once_is_the_mean_over_bare_and_other_canvases(trained, corpus, tmp_path):
+    run = distilling(corpus, pag_scale=0.0, by_matching=True, draw_steps=2, teachers=("conditional",))
+    run = replace(run, prior_objective=replace(run.prior_objective, bare_rate=0.75))
+    stage, loop = distilled_stage(run, Workspace(corpus, tmp_path, trained))
+    indices = range(loop.batch_size)
+    registers = stage.registers[0].batch(stage.data.program_ids(0, indices), "cpu")
+    arguments = 0, indices, registers, stage.data.streams(0, indices)
+    at_once, one_by_one = (kind._conditional_loss(stage, *arguments) for kind in (MatchedStage, DistilledStage))
+    assert at_once.item() == pytest.approx(one_by_one.item(), rel=1e-5)
+
+
 def test_matched_priors_resume_to_the_same_bits_and_become_the_priors_of_a_model(trained, corpus, tmp_path):
     """Decision D80."""
     matching = {"pag_scale": 0.0, "by_matching": True, "draw_steps": 2, "stop_noise": 0.7, "critic_steps": 1}
@@ -392,6 +426,8 @@ def test_matched_priors_resume_to_the_same_bits_and_become_the_priors_of_a_model
     assert run_stage("distilled", run, Workspace(corpus, parts, trained), resume=True)
     assert equal(weights(parts / "distilled"), weights(whole / "distilled"))
     critic, student, last = rows(whole / "distilled")[1:]
+    rates = [run.distilled_loop.learning_rate_at(step) for step in (0, 1)]
+    assert [critic["learning_rate"], student["learning_rate"]] == pytest.approx([rates[0], 0.6 * rates[1]])
     for name in ("prior", "conditional"):
         assert critic[f"{name}_critic_loss"] > 0
         assert student[f"{name}_loss"] > 0
@@ -447,7 +483,8 @@ def test_warm_up_trains_the_encoder_and_the_interface_but_not_the_demasker(train
 
 def test_which_groups_are_trained_follows_from_the_step_alone():
     phases = (Phase(3, frozenset({"a"})), Phase(float("inf"), frozenset({"a", "b"})))
-    assert [trained_at(step, phases) for step in (0, 2, 3, 99)] == [{"a"}, {"a"}, {"a", "b"}, {"a", "b"}]
+    trained = [turn_at(step, phases).train for step in (0, 2, 3, 99)]
+    assert trained == [{"a"}, {"a"}, {"a", "b"}, {"a", "b"}]
 
 
 # ---------------------------------------------------------------- resuming

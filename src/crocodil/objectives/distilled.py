@@ -43,7 +43,8 @@ class DistilObjective:
     by_matching: bool = False  # train by distribution matching instead, without jumps (D80)
     stop_noise: Positive = 1.0  # in matching: draws stop at registers with this noise
     real_weight: Positive = 1.0  # in matching: how much encoded registers count, relative to the teacher
-    critic_steps: Steps = 2  # in matching: training steps of the critic for each one of the student
+    critic_steps: Steps = 2  # in matching: training steps of the critic for each one of the student,
+    student_rate: Positive = 0.6  # and the student's learning rate relative to the critic's
 
     def __post_init__(self) -> None:
         if not self.teachers or len(set(self.teachers)) < len(self.teachers):

@@ -35,8 +35,8 @@ SMALLEST_STD = 1e-3  # of a coordinate; float16 does not resolve less in registe
 class Data:
     """The training and validation programs of a stage, and the seed of their order and of all random draws.
 
-    `train` and `valid` hold one view per length. Lengths take turns, one step each, so that a batch has one shape;
-    a length that is listed twice has two turns. Indices are positions within the batch of one step.
+    `train` and `valid` hold one view per length. Lengths take turns, so that a batch has one shape; a length that
+    is listed twice has two turns. Indices are positions within the batch of one step.
     """
 
     train: Sequence[Programs]
@@ -45,6 +45,7 @@ class Data:
     seed: int = 0
     num_valid: int = NUM_VALID
     device: str = "cpu"
+    steps_per_turn: int = 1
 
     def __post_init__(self) -> None:
         for split, views in (("train", self.train), ("valid", self.valid)):
@@ -58,7 +59,7 @@ class Data:
 
     def turn(self, step: int) -> int:
         """Return which of the lengths a step uses."""
-        return step % len(self.train)
+        return step // self.steps_per_turn % len(self.train)
 
     def length(self, step: int) -> int:
         """Return the length of a step's programs."""
@@ -70,7 +71,8 @@ class Data:
 
     def program_ids(self, step: int, indices: range) -> np.ndarray:
         """Return which programs of the step's length are in its batch."""
-        first = step // len(self.train) * self.batch_size
+        rounds, rest = divmod(step, self.steps_per_turn * len(self.train))
+        first = (rounds * self.steps_per_turn + rest % self.steps_per_turn) * self.batch_size
         return self.orders[self.turn(step)].at(np.arange(first + indices.start, first + indices.stop))
 
     def tokens(self, step: int, indices: range) -> Tensor:

@@ -8,6 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -61,6 +62,15 @@ class Teacher:
         objective, self_conditioned = self.objective, self.denoiser.config.self_conditioned
         scales = (objective.pag_scale, self_conditioned, objective.self_cond_scale)
         return GuidedDenoiser(self.denoiser, *scales, self.weak, objective.autoguidance)
+
+
+class BatchConditions(NamedTuple):
+    """The conditions of a batch."""
+
+    num_bare: int  # the first samples, which have a bare canvas
+    bare: Condition  # one for all of them
+    texts: Condition  # of the other samples
+    keep: Tensor  # whether these keep it; otherwise they have none
 
 
 @dataclass
@@ -159,20 +169,24 @@ class DistilledStage:
         )
 
     def _conditional_loss(self, step: int, indices: range, registers: RegisterBank, streams: Streams) -> Tensor:
-        """Conditions are those of Algorithm 4: the first samples have a bare canvas, encoded once for all."""
+        given = self._conditions(step, indices, streams)
+        num_bare = given.num_bare
+        text_streams, bare_streams = Streams(streams.keys[num_bare:]), Streams(streams.keys[:num_bare])
+        loss = self._loss(step, "conditional", registers[num_bare:], text_streams, given.texts, given.keep)
+        if num_bare:
+            bare_loss = self._loss(step, "conditional", registers[:num_bare], bare_streams, given.bare)
+            loss = loss.lerp(bare_loss, num_bare / len(indices))
+        return loss
+
+    def _conditions(self, step: int, indices: range, streams: Streams) -> "BatchConditions":
+        """Encode the conditions of Algorithm 4: the first samples have a bare canvas, encoded once for all."""
         objective = self.prior_objective
         num_bare = min(round(objective.bare_rate * len(indices)), len(indices) - 1)
         tokens = self.data.tokens(step, indices[num_bare:])
-        text_streams = Streams(streams.keys[num_bare:])
-        condition = self.encode(*mask_condition(tokens, objective, self.mask_id, text_streams))
-        keep = text_streams.at("keep condition").uniform() >= objective.condition_drop_rate
-        loss = self._loss(step, "conditional", registers[num_bare:], text_streams, condition, keep)
-        if num_bare:
-            bare = self.encode(*bare_canvas(tokens, mask_id=self.mask_id))
-            bare_streams = Streams(streams.keys[:num_bare])
-            bare_loss = self._loss(step, "conditional", registers[:num_bare], bare_streams, bare)
-            loss = loss.lerp(bare_loss, num_bare / len(indices))
-        return loss
+        streams = Streams(streams.keys[num_bare:])
+        texts = self.encode(*mask_condition(tokens, objective, self.mask_id, streams))
+        keep = streams.at("keep condition").uniform() >= objective.condition_drop_rate
+        return BatchConditions(num_bare, self.encode(*bare_canvas(tokens, mask_id=self.mask_id)), texts, keep)
 
     @torch.no_grad()
     def encode(self, tokens: Tensor, hidden: Tensor | None) -> Tensor:
@@ -187,12 +201,12 @@ class DistilledStage:
         for batch in self.data.validation_batches():
             registers = self.valid_registers[batch.turn].batch(batch.program_ids, self.data.device)
             for name in self.students:
-                for label, condition in self._conditions(name, batch).items():
+                for label, condition in self._valid_conditions(name, batch).items():
                     suffix = f" of {name}{label}{batch.suffix}"
                     metrics |= self._draw_metrics(name, registers, condition, suffix)
         return metrics
 
-    def _conditions(self, name: str, batch: ValidationBatch) -> dict[str, Condition | None]:
+    def _valid_conditions(self, name: str, batch: ValidationBatch) -> dict[str, Condition | None]:
         if name == "prior":
             return {"": None}
         bare = bare_canvas(batch.tokens, mask_id=self.mask_id)

@@ -13,7 +13,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -83,16 +83,23 @@ class LoopConfig:
         yield from (ranks.share(range(start, start + size)) for start in range(0, self.batch_size, size))
 
 
+class Turn(NamedTuple):
+    """The groups of parameters that are trained in one step, and their learning rate relative to the loop's."""
+
+    train: frozenset[str]
+    rate: float = 1.0
+
+
 @dataclass(frozen=True)
 class Phase:
     """The groups of parameters that are trained before the step `until`."""
 
     until: float
     train: frozenset[str]
-    in_turn: tuple[frozenset[str], ...] = ()  # parts of `train`, each for one step; none: all in every step
+    in_turn: tuple[Turn, ...] = ()  # parts of `train`, each for one step; none: all in every step
 
-    def trained_at(self, step: int) -> frozenset[str]:
-        return self.in_turn[step % len(self.in_turn)] if self.in_turn else self.train
+    def at(self, step: int) -> Turn:
+        return self.in_turn[step % len(self.in_turn)] if self.in_turn else Turn(self.train)
 
 
 @runtime_checkable
@@ -308,12 +315,13 @@ def _optimiser(stage: Stage, parameters: Collection[nn.Parameter], config: LoopC
 
 def take_step(stage: Stage, state: TrainState, config: LoopConfig) -> StepResult:
     """Take one optimiser step."""
-    _unfreeze(stage, trained_at(state.step, stage.phases()))
+    turn = turn_at(state.step, stage.phases())
+    _unfreeze(stage, turn.train)
     state.optimiser.zero_grad(set_to_none=True)
     losses = _backward(stage, state, config)
     trained = [parameter for parameter in state.parameters.values() if parameter.grad is not None]
     norm = torch.nn.utils.clip_grad_norm_(trained, config.clip_norm)
-    learning_rate = config.learning_rate_at(state.step)
+    learning_rate = turn.rate * config.learning_rate_at(state.step)
     for group in state.optimiser.param_groups:
         group["lr"] = learning_rate
     state.optimiser.step()
@@ -339,9 +347,9 @@ def _backward(stage: Stage, state: TrainState, config: LoopConfig) -> dict[str, 
     return totals
 
 
-def trained_at(step: int, phases: Sequence[Phase]) -> frozenset[str]:
-    """Return the groups that are trained at a step. It depends on the step only, so resuming needs no history."""
-    return next(phase.trained_at(step) for phase in phases if step < phase.until)
+def turn_at(step: int, phases: Sequence[Phase]) -> Turn:
+    """Return what is trained at a step. It depends on the step only, so resuming needs no history."""
+    return next(phase.at(step) for phase in phases if step < phase.until)
 
 
 def _unfreeze(stage: Stage, trained: frozenset[str]) -> None:

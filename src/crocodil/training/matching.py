@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+import torch
 from torch import Tensor, nn
 
 from crocodil.metrics.register_quality import prdc_per_register
@@ -21,7 +22,7 @@ from crocodil.seeding import Streams
 from crocodil.shapes import RegisterBank, RegisterTime
 from crocodil.training import validation
 from crocodil.training.distilling import DistilledStage
-from crocodil.training.loop import Phase, compile_each
+from crocodil.training.loop import Phase, Turn, compile_each
 
 
 @dataclass
@@ -38,7 +39,7 @@ class MatchedStage(DistilledStage):
 
     def phases(self) -> Sequence[Phase]:
         critics, students = frozenset(map(_critic_of, self.critics)), frozenset(self.students)
-        turns = (*[critics] * self.objective.critic_steps, students)
+        turns = (*[Turn(critics)] * self.objective.critic_steps, Turn(students, self.objective.student_rate))
         return (Phase(math.inf, critics | students, in_turn=turns),)
 
     def repeated_blocks(self) -> Sequence[nn.Module]:
@@ -50,6 +51,13 @@ class MatchedStage(DistilledStage):
         compile_each(part for critic in self.critics.values() for part in critic.parts_to_compile)
 
     # ------------------------------------------------------------ the loss
+
+    def _conditional_loss(self, step: int, indices: range, registers: RegisterBank, streams: Streams) -> Tensor:
+        """All samples at once: a draw has many small steps, which are faster together."""
+        num_bare, bare, texts, keep = self._conditions(step, indices, streams)
+        condition = torch.cat([bare.expand(num_bare, -1, -1), texts])
+        keep = torch.cat([keep.new_ones(num_bare), keep])
+        return self._loss(step, "conditional", registers, streams, condition, keep)
 
     def _trains_critics(self, step: int) -> bool:
         return step % (self.objective.critic_steps + 1) < self.objective.critic_steps

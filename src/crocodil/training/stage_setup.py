@@ -7,7 +7,7 @@ Each stage starts from what earlier stages wrote to the same run, or to another 
 
 from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -236,7 +236,10 @@ def distilled_stage(run: Run, workspace: Workspace) -> tuple[Stage, LoopConfig]:
     if "conditional" in teachers:
         encoder = _loaded(workspace.condition_encoder(), RegisterEncoder, workspace.device).requires_grad_(False)
     kind: Callable[..., DistilledStage] = DistilledStage
+    data = workspace.data(run, loop)
     if objective.by_matching:
+        # Critics and students must see all lengths, so a length keeps its turn until all of them were trained.
+        data = replace(data, steps_per_turn=objective.critic_steps + 1)
         critics = {name: _critic(student, name, loop.seed) for name, student in students.items()}
         kind = partial(MatchedStage, critics={name: workspace.to_device(one) for name, one in critics.items()})
     stage = kind(
@@ -244,7 +247,7 @@ def distilled_stage(run: Run, workspace: Workspace) -> tuple[Stage, LoopConfig]:
         teachers,
         workspace.registers(run, "train"),
         workspace.registers(run, "valid"),
-        workspace.data(run, loop),
+        data,
         run.demasker.backbone.mask_id,
         encoder,
         objective,
