@@ -11,7 +11,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3Model
 from crocodil.checkpoints.checksums import write_checksums
 from crocodil.checkpoints.format import load_model, save_model
 from crocodil.checkpoints.llada import llada_config, llada_name, load_llada
-from crocodil.checkpoints.quantised import from_few_bits, from_int8, to_few_bits, to_int8
+from crocodil.checkpoints.quantised import _best_scale, from_few_bits, from_int8, to_few_bits, to_int8
 from crocodil.checkpoints.qwen3 import load_qwen3_embedding
 from crocodil.checkpoints.tensors import write_tensors
 from crocodil.models.llada import LLaDA, LLaDAConfig
@@ -473,6 +473,58 @@ def test_groups_of_zeros_stay_zero_and_what_int4_cannot_hold_is_refused():
     for value in (torch.nan, torch.inf, 1e6):
         with pytest.raises(ValueError, match="NaN, infinite or huge values cannot be stored as int4"):
             to_few_bits(torch.full((1, 32), value))
+
+
+def correlated_inputs(count):
+    """Inputs of a matrix of 64 columns that lie near a space of 16 dimensions."""
+    generator = generator_for("inputs")
+    inside = torch.randn(count, 16, generator=generator) @ torch.randn(16, 64, generator=generator)
+    return inside + 0.1 * torch.randn(count, 64, generator=generator)
+
+
+@pytest.mark.parametrize("bits", [3, 4, 5])
+def test_rounding_for_inputs_changes_outputs_less_than_rounding_to_the_nearest(matrix, bits):
+    """Decision D82."""
+    matrix, inputs, others = matrix[:, :64], *correlated_inputs(600).split([400, 200])
+    nearest = from_few_bits(*to_few_bits(matrix, bits), bits)
+    for_inputs = from_few_bits(*to_few_bits(matrix, bits, moments=inputs.T @ inputs), bits)
+    errors = [(others @ (rounded - matrix).T).square().mean() for rounded in (nearest, for_inputs)]
+    assert errors[1] < 0.3 * errors[0]
+    assert (for_inputs - matrix).square().mean() > (nearest - matrix).square().mean()
+
+
+def test_rounding_for_inputs_is_the_clear_version_of_gptq(matrix):
+    inputs = correlated_inputs(200)
+    moments = (inputs.T @ inputs).double()
+    moments += 0.01 * moments.diagonal().mean() * torch.eye(64)
+    values = matrix[:, :64].double().clone()
+    expected = torch.empty_like(values)
+    for column in range(64):
+        if column % 32 == 0:
+            scale = _best_scale(values[:, column : column + 32].float(), 8)[:, 0].double()
+        expected[:, column] = (values[:, column] / scale).round().clamp(-8, 7) * scale
+        inverse = torch.linalg.inv(moments[column:, column:])  # of the columns that are left
+        error = (values[:, column] - expected[:, column]) / inverse[0, 0]
+        values[:, column:] -= error[:, None] * inverse[0]
+    rounded = from_few_bits(*to_few_bits(matrix[:, :64], moments=inputs.T @ inputs))
+    same = (rounded.double() - expected).abs() < 1e-3
+    assert same.float().mean() > 0.99  # float32 may round a value that lies between two points the other way
+
+
+@pytest.mark.parametrize("bits", [3, 4, 5, 6])
+def test_what_was_rounded_for_inputs_stays_as_it_is(matrix, bits):
+    inputs = correlated_inputs(200)
+    rounded = to_few_bits(matrix[:, :64], bits, moments=inputs.T @ inputs)
+    for moments in (None, torch.eye(64), inputs.T @ inputs):
+        again = to_few_bits(from_few_bits(*rounded, bits), bits, moments=moments)
+        assert all(torch.equal(one, other) for one, other in zip(again, rounded, strict=True))
+
+
+def test_rounding_for_inputs_without_correlation_or_without_inputs_is_to_the_nearest(matrix):
+    nearest = to_few_bits(matrix)
+    for moments in (torch.eye(128), torch.zeros(128, 128)):
+        rounded = to_few_bits(matrix, moments=moments)
+        assert all(torch.equal(one, other) for one, other in zip(rounded, nearest, strict=True))
 
 
 def test_int4_is_for_matrices_of_blocks_whose_columns_fill_groups(in_int4):

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from crocodil.checkpoints.checksums import check_quickly, write_checksums
 from crocodil.checkpoints.hub import local_folder
-from crocodil.checkpoints.quantised import Bits, quantised
+from crocodil.checkpoints.quantised import Bits, Moments, quantised
 from crocodil.checkpoints.tensors import (
     CONFIG_FILE,
     WEIGHTS_FILE,
@@ -78,20 +78,25 @@ Model: TypeAlias = LLaDA | Demasker | RegisterEncoder | RegisterDenoiser | Lengt
 
 
 def save_model(
-    model: Model, directory: StrPath, *, weights: Mapping[str, Tensor] | None = None, bits: Bits | None = None
+    model: Model,
+    directory: StrPath,
+    *,
+    weights: Mapping[str, Tensor] | None = None,
+    bits: Bits | None = None,
+    moments: Mapping[str, Moments] | None = None,
 ) -> None:
     """Write a model as config.json and model.safetensors; the directory appears whole or not at all.
 
     `weights` replace the model's own weights, for example where these are sharded or adapted. With 8
     bits, matrices are stored as int8 with one scale per row, at a quarter of the size. With 3 to 6 bits, those
-    of the blocks have one scale per 32 columns.
+    of the blocks have one scale per 32 columns, and are rounded for inputs with these `moments` (decision D82).
     """
     directory = Path(directory)
     if directory.exists():
         raise ValueError(f"{directory} exists: models are never overwritten, choose another directory")
     with whole_directory(directory) as unfinished:
         tensors = model.state_dict() if weights is None else weights
-        write_tensors(tensors if bits is None else quantised(tensors, bits), unfinished / WEIGHTS_FILE)
+        write_tensors(tensors if bits is None else quantised(tensors, bits, moments), unfinished / WEIGHTS_FILE)
         description = {
             "format": FORMAT,
             "format_version": FORMAT_VERSION,

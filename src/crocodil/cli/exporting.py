@@ -15,8 +15,9 @@ from crocodil.sampling.configs import Decoding, Drawing, with_knobs
 
 if TYPE_CHECKING:
     from crocodil.corpus.shards import Corpus
-    from crocodil.pipeline import Settings
+    from crocodil.pipeline import Crocodil, Settings
     from crocodil.pipeline.card import Card
+    from crocodil.pipeline.networks import MomentsByNetwork
     from crocodil.training.run_config import RunSummary
 
 UNKNOWN_LICENSE = "unknown"
@@ -56,6 +57,15 @@ def export(
         ),
     ] = None,
     int8: Annotated[bool, typer.Option("--int8", help="Short for --bits 8.")] = False,
+    calibrate: Annotated[
+        int | None,
+        typer.Option(
+            metavar="PROGRAMS",
+            min=1,
+            help="Round to 6 or fewer bits so that outputs for this many programs of the corpus change least. "
+            "Takes minutes.",
+        ),
+    ] = None,
     method: Annotated[Method | None, typer.Option(help="Default method of the model.")] = None,
     license: Annotated[
         str, typer.Option(metavar="NAME", help="Licence of the weights, for the model card, e.g. apache-2.0.")
@@ -73,12 +83,15 @@ def export(
         raise ValueError(f"{directory} holds no run: it is not a folder")
     if out.exists():
         raise ValueError(f"{out} exists: models are never overwritten, choose another folder")
+    from crocodil.checkpoints.quantised import FewBits
     from crocodil.pipeline import Crocodil
     from crocodil.pipeline.folder import bits_by_network
     from crocodil.training.run_config import read_run_summary
 
     stored_bits = _bits_of([part for value in bits or () for part in value.split(",")])
-    bits_by_network(stored_bits, int8=int8)  # a mistake is told before anything is loaded
+    by_network = bits_by_network(stored_bits, int8=int8)  # a mistake is told before anything is loaded
+    if calibrate and not any(one in get_args(FewBits) for one in by_network.values()):
+        raise ValueError("--calibrate is for 6 or fewer bits: add --bits")
     run = read_run_summary(directory)
     networks = _finished_networks(directory, without or (), distilled=not teachers)
     if "demasker" not in networks:
@@ -101,7 +114,12 @@ def export(
         settings=settings,
         device="cpu",
     )
-    model.save_pretrained(out, bits=stored_bits, int8=int8, card=card)
+    moments = None
+    if calibrate:
+        moments = _moments(model, corpus, calibrate)
+        said = f"{card.training}\nFew bits were rounded for {calibrate} programs of the corpus (GPTQ)."
+        card = replace(card, training=said)
+    model.save_pretrained(out, bits=stored_bits, int8=int8, moments=moments, card=card)
     typer.echo(f"{out}: {_sizes(out, networks)}")
 
 
@@ -134,6 +152,14 @@ def _settings(
             f"--early-stop and --register-noise {smallest} or more"
         )
     return replace(defaults, method=defaults.method_or_own(method), decoding=decoding, drawing=drawing)
+
+
+def _moments(model: "Crocodil", corpus: "Corpus", count: int) -> "MomentsByNetwork":
+    """Return the moments of the networks' inputs for programs of the train split."""
+    from crocodil.pipeline.calibration import calibrate
+    from crocodil.reproduce.held_out import HeldOut
+
+    return calibrate(model, HeldOut(corpus, model.tokenizer, model.settings.length).texts("train", count))
 
 
 def _settings_of_priors(settings: "Settings", model: str, knobs: dict[str, Any]) -> "Settings":

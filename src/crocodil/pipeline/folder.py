@@ -12,7 +12,7 @@ from torch import nn
 from crocodil.checkpoints.checksums import check_quickly, write_checksums
 from crocodil.checkpoints.format import load_model, save_model
 from crocodil.checkpoints.hub import CARD_FILE
-from crocodil.checkpoints.quantised import Bits, checked_bits
+from crocodil.checkpoints.quantised import Bits, Moments, checked_bits
 from crocodil.checkpoints.tensors import Device, StrPath
 from crocodil.models.demasker import Demasker
 from crocodil.models.length_head import LengthHead
@@ -53,6 +53,7 @@ def write_folder(
     card: Card = UNKNOWN,
     name: str | None = None,  # in the card; default: that of the folder
     bits: Mapping[str, Bits | None] | None = None,  # by network; None: its weights are not rounded
+    moments: Mapping[str, Mapping[str, Moments]] | None = None,  # by network and matrix: see `calibrate`
 ) -> None:
     """Write a model folder with a card. It appears complete or not at all, and never replaces another."""
     if target.exists():
@@ -64,7 +65,8 @@ def write_folder(
         if encoder_tokenizer is not None:
             encoder_tokenizer.save(unfinished / ENCODER_TOKENIZER_FILE)
         for part, network in networks.items():
-            save_model(network, unfinished / part, bits=(bits or {}).get(part))  # type: ignore[arg-type]
+            rounding: dict[str, Any] = {"bits": (bits or {}).get(part), "moments": (moments or {}).get(part)}
+            save_model(network, unfinished / part, **rounding)  # type: ignore[arg-type]
         write_checksums(unfinished)
 
 

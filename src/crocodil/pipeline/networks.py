@@ -8,12 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 import torch
+from torch import nn
 
 from crocodil.checkpoints.hub import UPLOAD, upload
-from crocodil.checkpoints.quantised import Bits
+from crocodil.checkpoints.quantised import Bits, Moments
 from crocodil.checkpoints.tensors import Device, StrPath
 from crocodil.models.demasker import Demasker
 from crocodil.models.length_head import LengthHead
@@ -44,6 +45,7 @@ from crocodil.sampling.state import Canvas
 from crocodil.text.retokenizer import Retokenizer
 from crocodil.text.tokenizer import Tokenizer
 
+MomentsByNetwork: TypeAlias = Mapping[str, Mapping[str, Moments]]  # of the inputs of matrices, by their names
 Model = TypeVar("Model", bound="Networks")  # the shape checks of the tests cannot read `Self`
 
 
@@ -127,15 +129,16 @@ class Networks:
         *,
         bits: int | Mapping[str, int] | None = None,
         int8: bool = False,
+        moments: MomentsByNetwork | None = None,
         card: Card = UNKNOWN,
     ) -> None:
         """Write a model folder; an existing folder is never overwritten.
 
         With 8 bits (or `int8`) it takes a quarter of the size, with 4 bits about a sixth. Each network may have
-        its own: `bits={"demasker": 8, "encoder": 4}`. README.md is its model card: shapes and use, and what `card`
-        adds to them.
+        its own: `bits={"demasker": 8, "encoder": 4}`. Fewer bits than 8 lose less with the `moments` of
+        `calibrate` (decision D82). README.md is its model card: shapes and use, and what `card` adds to them.
         """
-        self._write(Path(directory), Path(directory).name, bits_by_network(bits, int8=int8), card)
+        self._write(Path(directory), Path(directory).name, bits_by_network(bits, int8=int8), card, moments)
 
     def push_to_hub(
         self,
@@ -146,28 +149,41 @@ class Networks:
         commit_message: str = UPLOAD,
         bits: int | Mapping[str, int] | None = None,
         int8: bool = False,
+        moments: MomentsByNetwork | None = None,
         card: Card = UNKNOWN,
     ) -> str:
         """Save the model to a repository `owner/name` of the hub; return the address of the commit."""
         with tempfile.TemporaryDirectory() as scratch:
             folder = Path(scratch) / "model"
-            self._write(folder, repository, bits_by_network(bits, int8=int8), card)
+            self._write(folder, repository, bits_by_network(bits, int8=int8), card, moments)
             return upload(folder, repository, private=private, token=token, message=commit_message)
 
-    def _write(self, directory: Path, name: str, bits: Mapping[str, Bits | None], card: Card) -> None:
-        networks = {part: getattr(self, part) for part in NETWORKS if getattr(self, part) is not None}
+    def _write(
+        self,
+        directory: Path,
+        name: str,
+        bits: Mapping[str, Bits | None],
+        card: Card,
+        moments: MomentsByNetwork | None,
+    ) -> None:
         write_folder(
             directory,
             self.settings,
             self.tokenizer,
-            networks,
+            self.networks,
             self.encoder_tokenizer,
             card=card,
             name=name,
             bits=bits,
+            moments=moments,
         )
 
     # ------------------------------------------------------------ parts that are made of them
+
+    @property
+    def networks(self) -> dict[str, nn.Module]:
+        """The networks that the model has, by the names of its folders."""
+        return {name: network for name in NETWORKS if (network := getattr(self, name)) is not None}
 
     @property
     def device(self) -> torch.device:
