@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from crocodil.corpus.shards import Corpus
     from crocodil.pipeline import Crocodil, Settings
     from crocodil.pipeline.card import Card
-    from crocodil.pipeline.networks import MomentsByNetwork
+    from crocodil.pipeline.folder import MomentsByNetwork
     from crocodil.training.run_config import RunSummary
 
 UNKNOWN_LICENSE = "unknown"
@@ -62,7 +62,7 @@ def export(
         typer.Option(
             metavar="PROGRAMS",
             min=1,
-            help="Round to 6 or fewer bits so that outputs for this many programs of the corpus change least. "
+            help="Round to 6 or fewer bits so that outputs for this many programs of the corpus change little. "
             "Takes minutes.",
         ),
     ] = None,
@@ -96,15 +96,16 @@ def export(
     networks = _finished_networks(directory, without or (), distilled=not teachers)
     if "demasker" not in networks:
         raise ValueError(f"{directory} has no finished stage guided: train it, then export")
-    if priors_of is not None:
-        networks = {name: path for name, path in networks.items() if name not in _PRIORS}
-    settings = _settings(run, networks, method, {} if priors_of is not None else knobs)
     qwen = run.pretrained.qwen
-    card = _card(directory, corpus, networks, license)
-    if priors_of is not None:
-        settings = _settings_of_priors(settings, priors_of, knobs)
+    if priors_of is None:
+        settings = _settings(run, networks, method, knobs)
+        card = _card(directory, corpus, networks, license)
+    else:
+        networks = {name: path for name, path in networks.items() if name not in _PRIORS}
+        settings = _settings_of_priors(_settings(run, networks, method, {}), priors_of, knobs)
+        card = _card(directory, corpus, networks, license)
+        card = _with_line(card, f"Its priors are those of `{Path(priors_of).name}`.")
         networks |= _priors_of(priors_of, networks["encoder"])
-        card = replace(card, training=f"{card.training}\nIts priors are those of `{Path(priors_of).name}`.")
     if weak_prior is not None:
         networks["weak_prior"] = weak_prior
     model = Crocodil.assemble(
@@ -117,8 +118,7 @@ def export(
     moments = None
     if calibrate:
         moments = _moments(model, corpus, calibrate)
-        said = f"{card.training}\nFew bits were rounded for {calibrate} programs of the corpus (GPTQ)."
-        card = replace(card, training=said)
+        card = _with_line(card, f"Few bits were rounded for {calibrate} programs of the corpus (GPTQ).")
     model.save_pretrained(out, bits=stored_bits, int8=int8, moments=moments, card=card)
     typer.echo(f"{out}: {_sizes(out, networks)}")
 
@@ -217,6 +217,10 @@ def _card(directory: Path, corpus: "Corpus", networks: Mapping[str, Path], licen
     if names:
         lines.append(f"It began from {' and '.join(map(str, names))}.")
     return Card(license=license, base_models=tuple(name.repository for name in names), training="\n".join(lines))
+
+
+def _with_line(card: "Card", line: str) -> "Card":
+    return replace(card, training=f"{card.training}\n{line}")
 
 
 def _stage_table(directory: Path, networks: Mapping[str, Path]) -> list[str]:

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
@@ -26,6 +26,8 @@ from crocodil.text.tokenizer import Tokenizer
 
 TOKENIZER_FILE = "tokenizer.json"
 ENCODER_TOKENIZER_FILE = "encoder_tokenizer.json"  # of an encoder with another vocabulary (decision D7)
+
+MomentsByNetwork: TypeAlias = Mapping[str, Mapping[str, Moments]]  # of the inputs of matrices, by their names
 
 # The networks of a model folder; the first two are required.
 NETWORKS: dict[str, type[nn.Module]] = {
@@ -53,7 +55,7 @@ def write_folder(
     card: Card = UNKNOWN,
     name: str | None = None,  # in the card; default: that of the folder
     bits: Mapping[str, Bits | None] | None = None,  # by network; None: its weights are not rounded
-    moments: Mapping[str, Mapping[str, Moments]] | None = None,  # by network and matrix: see `calibrate`
+    moments: MomentsByNetwork | None = None,  # what `calibrate` returns
 ) -> None:
     """Write a model folder with a card. It appears complete or not at all, and never replaces another."""
     if target.exists():

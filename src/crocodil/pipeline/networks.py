@@ -8,13 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TypeAlias, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import nn
 
 from crocodil.checkpoints.hub import UPLOAD, upload
-from crocodil.checkpoints.quantised import Bits, Moments
+from crocodil.checkpoints.quantised import Bits
 from crocodil.checkpoints.tensors import Device, StrPath
 from crocodil.models.demasker import Demasker
 from crocodil.models.length_head import LengthHead
@@ -27,6 +27,7 @@ from crocodil.pipeline.drawing import Priors
 from crocodil.pipeline.engine import compile_blocks, engine_for
 from crocodil.pipeline.folder import (
     NETWORKS,
+    MomentsByNetwork,
     bits_by_network,
     check_networks,
     check_prompted,
@@ -45,7 +46,6 @@ from crocodil.sampling.state import Canvas
 from crocodil.text.retokenizer import Retokenizer
 from crocodil.text.tokenizer import Tokenizer
 
-MomentsByNetwork: TypeAlias = Mapping[str, Mapping[str, Moments]]  # of the inputs of matrices, by their names
 Model = TypeVar("Model", bound="Networks")  # the shape checks of the tests cannot read `Self`
 
 
