@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from crocodil import cli
 from crocodil.cli.display import difference
 from crocodil.metrics.likelihood import demasking_accuracy
-from crocodil.models.denoiser_starts import begun_as_demasker
+from crocodil.models.denoiser_starts import begun_as_demasker, fresh_noise_copy_of
 from crocodil.models.register_denoiser import RegisterDenoiser
 from crocodil.pipeline import Base, Crocodil, Given, Method, Settings
 from crocodil.pipeline.base_settings import BaseSettings
@@ -944,6 +944,17 @@ def test_the_example_fine_tunes_for_the_rule_and_the_noise_that_the_model_sample
     assert objective.draft_rate > 0
     assert objective.uniform_noise
     assert noise_std_for_cosine(objective.register_cosine) == pytest.approx(1.0)
+
+
+def test_the_example_trains_a_matched_student_as_an_ordinary_prior(pipe):
+    example = runpy.run_path(str(Path(__file__).parent.parent / "examples" / "own_data.py"))
+    with_ordinary_prior = example["with_ordinary_prior"]
+    assert with_ordinary_prior(pipe) is pipe
+    student = fresh_noise_copy_of(pipe.conditional, torch.Generator().manual_seed(0))
+    made = with_ordinary_prior(replace(pipe, conditional=student))
+    assert not made.conditional.config.fresh_noise
+    assert (made.settings.drawing.prior_steps, made.settings.drawing.eta) == (16, 1.0)
+    assert torch.equal(made.conditional.proj_in.weight, student.proj_in.weight)
 
 
 @pytest.mark.slow

@@ -169,9 +169,10 @@ def test_the_model_card_states_the_shapes_the_layers_and_the_size_of_the_built_i
     assert re.findall(r"\| ([\d.]+) M \| \d \|", card) == [f"{count:.1f}" for count in counts.values()]
     assert f"tokenizer has {len(pipe.tokenizer):,} of SmolLM2's tokens" in prose(CARD)
     assert f"({', '.join(map(str, read_run_file(OWN / 'training')['causal']['layers']))})" in card
-    drawn = pipe.conditional.config
-    assert f"{drawn.num_layers} layers x {drawn.width}, self-conditioned, over the first" in card
-    assert f"over the first {drawn.num_registers} registers" in card
+    drawn, steps = pipe.conditional.config, pipe.settings.drawing.prior_steps
+    assert drawn.num_layers == pipe.demasker.config.backbone.num_layers
+    assert f"the {drawn.num_layers} layers of the demasker, started from their weights" in card
+    assert f"the first {drawn.num_registers} registers; draws in {steps} steps" in card
 
 
 # ---------------------------------------------------------------- the first model
@@ -195,12 +196,14 @@ def test_the_page_compares_the_built_in_model_with_the_first_one_as_the_rows_do(
             f" {row['mauve_pooled']:.3f} | {row['gen_ppl']:.1f} | {row['entropy']:.2f} |"
             f" {row['distinct_2']:.3f} | {row['parse_share']:.0%} |"
         ) in page
-    _, first, half, own, quieter = measured
-    assert min(own["parse_share"], quieter["parse_share"]) > half["parse_share"] > first["parse_share"]
-    assert min(own["entropy"] - half["entropy"], own["distinct_2"] - half["distinct_2"]) > 0
-    assert min(own["mauve"], quieter["mauve"]) > first["mauve"]
-    assert own["distinct_2"] < first["distinct_2"] < quieter["distinct_2"]
-    assert own["gen_ppl"] < first["gen_ppl"] < quieter["gen_ppl"]
+    _, first, _, former, former_quieter, own, quieter, noisier = measured
+    assert own["parse_share"] > former["parse_share"] > first["parse_share"]
+    assert min(row["mauve"] for row in (own, quieter, noisier)) > former["mauve"] > first["mauve"]
+    assert own["gen_ppl"] > first["gen_ppl"] > noisier["gen_ppl"]
+    for new, old in ((noisier, former), (quieter, former_quieter)):  # as fluent and as varied, a higher MAUVE
+        assert new["gen_ppl"] < 1.05 * old["gen_ppl"]
+        assert new["distinct_2"] > old["distinct_2"]
+        assert new["mauve"] - old["mauve"] > max(new["mauve_spread"], old["mauve_spread"])
 
 
 def test_the_page_says_which_targets_the_built_in_model_reaches(own_rows):
@@ -209,7 +212,6 @@ def test_the_page_says_which_targets_the_built_in_model_reaches(own_rows):
     (made,) = select(own_rows["generation"], method=str(Method.CON_THEN_DISC), **at)
     (real,) = select(own_rows["reference"], length=target["length"])
     (copied,) = select(own_rows["autoencoder"], **at)
-    (timed,) = select(own_rows["cpu-seconds"], method=str(Method.CON_THEN_DISC), machine="x86_64", **at)
     share, gen_ppl = made["parse_share"], made["gen_ppl"]
     lines = [
         (
@@ -240,11 +242,9 @@ def test_the_page_says_which_targets_the_built_in_model_reaches(own_rows):
             f"copies, 64 registers: CER | at most {target['cer']:.2f} | {copied['cer']:.3f}",
             copied["cer"] <= target["cer"],
         ),
-        (
-            f"seconds on two threads of x86-64 | at most 6 | {timed['cpu_seconds']:.1f}",
-            timed["threads"] == 2 and timed["cpu_seconds"] <= 6,
-        ),
     ]
+    assert not own_rows.get("cpu-seconds")  # once there are rows of x86-64, the page states them
+    assert "| seconds on two threads of x86-64 | at most 6 | not measured |" in PAGE.read_text()
     for line, reached in lines:
         assert f"| {line} | {'yes' if reached else 'no'} |" in PAGE.read_text()
 
@@ -343,12 +343,11 @@ def test_the_caveats_state_what_rows_and_log_say(found, rows):
 
 
 def with_shapes_of_the_built_in_model(run):
-    networks = {
-        name: model_config(model_folder(BUILTIN) / name) for name in ("demasker", "encoder", "conditional")
-    }
-    prior = replace(run.prior, num_registers=networks["conditional"].num_registers)
+    networks = {name: model_config(model_folder(BUILTIN) / name) for name in ("demasker", "encoder")}
+    drawn = model_config(model_folder(BUILTIN) / "conditional").num_registers
+    priors = {name: replace(getattr(run, name), num_registers=drawn) for name in ("prior", "conditional")}
     lengths = read_settings(settings_file(BUILTIN)).lengths
-    return replace(run, prior=prior, lengths=lengths, **networks)
+    return replace(run, lengths=lengths, **networks, **priors)
 
 
 WHOLE_BATCHES = ("base_loop.num_accumulated=1", "guided_loop.num_accumulated=1")

@@ -18,14 +18,16 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from crocodil import cli
-from crocodil.checkpoints.format import load_model
+from crocodil.checkpoints.format import load_model, save_model
 from crocodil.corpus.shards import Corpus
+from crocodil.models.denoiser_starts import fresh_noise_copy_of
 from crocodil.models.register_encoder import RegisterEncoder
 from crocodil.objectives import DistilObjective, RateObjective
 from crocodil.pipeline import Crocodil
 from crocodil.presets.runs import ABLATIONS, tiny
 from crocodil.runtime.distributed import Ranks
 from crocodil.sampling.cost import Cost, num_parameters
+from crocodil.seeding import generator_for
 from crocodil.training import checkpointing, validation
 from crocodil.training import data as training_data
 from crocodil.training.distilling import DistilledStage
@@ -457,6 +459,41 @@ def test_matched_priors_resume_to_the_same_bits_and_become_the_priors_of_a_model
         replace(run, prior_objective=replace(run.prior_objective, smallest_noise=0.8))
     with pytest.raises(ValueError, match="stop_noise is in units of registers"):
         replace(run, prior=replace(run.prior, standardised=True))
+
+
+def test_a_student_goes_on_where_another_stopped_and_its_critic_begins_as_the_teacher(trained, corpus, tmp_path):
+    matching = {"pag_scale": 0.0, "by_matching": True, "draw_steps": 2, "stop_noise": 0.7, "critic_steps": 1}
+    run = distilling(corpus, **matching, teachers=("conditional",))
+    assert run_stage("distilled", run, Workspace(corpus, tmp_path / "first", trained))
+    start, workspace = tmp_path / "first" / "distilled" / "model", Workspace(corpus, tmp_path / "second", trained)
+    stage, _ = distilled_stage(replace(run, distilled_start=start), workspace)
+    begun, teacher = load_model(start / "conditional"), load_model(trained / "conditional" / "model" / "denoiser")
+    for name, weight in stage.students["conditional"].state_dict().items():
+        assert torch.equal(weight, begun.state_dict()[name])
+    for name, weight in stage.critics["conditional"].denoiser.state_dict().items():
+        assert torch.equal(weight, teacher.state_dict()[name])
+    assert run_stage("distilled", replace(run, distilled_start=start), workspace)
+    before, record = (
+        read_checksummed(tmp_path / name / "distilled" / "stage.json") for name in ("first", "second")
+    )
+    assert "student conditional to go on from" in record["sources"]
+    assert record["work"]["inherited"]["distilled"] == before["work"]["flops"] > 0
+    elsewhere, third = replace(run, distilled_start=tmp_path), Workspace(corpus, tmp_path / "third", trained)
+    with pytest.raises(ValueError, match="conditional is missing: distilled_start is the folder model of"):
+        run_stage("distilled", elsewhere, third)
+    mixed = distilling(corpus, teachers=("conditional",))  # flow maps
+    with pytest.raises(ValueError, match="conditional has another shape than the run"):
+        distilled_stage(replace(mixed, distilled_start=start), workspace)
+
+
+def test_a_matched_student_becomes_an_ordinary_prior_again(trained, corpus, tmp_path):
+    student = fresh_noise_copy_of(load_model(trained / "conditional" / "model" / "denoiser"), generator_for("x"))
+    save_model(student, tmp_path / "start" / "conditional")
+    run = live(corpus, conditional_start=tmp_path / "start")
+    stage, _ = conditional_stage(run, Workspace(corpus, tmp_path, trained))
+    assert stage.denoiser.config == run.conditional_shape
+    for name, weight in stage.denoiser.state_dict().items():
+        assert torch.equal(weight, student.state_dict()[name])
 
 
 # ---------------------------------------------------------------- the freezing schedule

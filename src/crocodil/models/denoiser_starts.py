@@ -48,6 +48,18 @@ def fresh_noise_copy_of(teacher: RegisterDenoiser, generator: torch.Generator) -
     return _student(replace(teacher.config, self_conditioned=False, fresh_noise=True), teacher, generator)
 
 
+def plain_copy_of(denoiser: RegisterDenoiser) -> RegisterDenoiser:
+    """Return a prior with the weights of a student of distribution matching; any other prior stays as it is.
+
+    It can be trained by likelihood again. Its steps then no longer add fresh noise only.
+    """
+    if not denoiser.config.fresh_noise:
+        return denoiser
+    plain = RegisterDenoiser(replace(denoiser.config, fresh_noise=False))
+    plain.load_state_dict(denoiser.state_dict())
+    return plain
+
+
 def _student(
     config: RegisterDenoiserConfig, teacher: RegisterDenoiser, generator: torch.Generator
 ) -> RegisterDenoiser:

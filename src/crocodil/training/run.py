@@ -84,6 +84,7 @@ _FIELDS = {
     ),
     "distilled": (
         "lengths", "distilled_loop", "distil_objective", "prior_objective", "weak_prior", "pretrained.qwen",
+        "distilled_start",
     ),
     "prompted": (
         "lengths", "prompted_loop", "prompted_objective", "prior_objective", "guided_objective", "pretrained.qwen",
@@ -163,6 +164,7 @@ def check_stage(name: str, run: Run, workspace: Workspace) -> None:
         _check_conditional_start(run.conditional_start)
     if name == "distilled":
         _teacher_folders(run, workspace)
+        _student_folders(run)
     if name == "prompted":
         for stage, network in (("guided", "encoder"), ("guided", "demasker"), ("conditional", "denoiser")):
             workspace.finished(stage, network)
@@ -178,6 +180,20 @@ def _check_conditional_start(start: Path) -> None:
             f"{folder} is missing: conditional_start is the folder model of a finished stage conditional, or an "
             "exported model"
         )
+
+
+def _student_folders(run: Run) -> dict[str, Path]:
+    """Return the folders of the students that stage distilled goes on with, by the names of their teachers."""
+    if (start := run.distilled_start) is None:
+        return {}
+    folders: dict[str, Path] = {name: start / name for name in run.distil_objective.teachers}
+    for folder in folders.values():
+        if not folder.exists():
+            raise ValueError(
+                f"{folder} is missing: distilled_start is the folder model of a finished stage distilled, or an "
+                "exported model"
+            )
+    return folders
 
 
 def _teacher_folders(run: Run, workspace: Workspace) -> dict[str, Path]:
@@ -327,6 +343,8 @@ def _start(name: str, run: Run, workspace: Workspace, *, resume: bool) -> None:
         sources["denoiser to go on from"] = checksum_of(denoiser_folder(run.conditional_start))
     if name == "distilled":
         sources |= {path: checksum_of(folder) for path, folder in _teacher_folders(run, workspace).items()}
+        students = _student_folders(run)
+        sources |= {f"student {prior} to go on from": checksum_of(folder) for prior, folder in students.items()}
     if name == "prompted" and run.pairs is not None:
         sources["pairs"] = checksum_of(run.pairs / PAIRS_FILE)
     num_done = num_steps_done(out)

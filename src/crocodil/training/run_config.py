@@ -104,6 +104,7 @@ class Run:
     guided_start: Folder | None = None  # in stage guided: go on from the folder `model` of another stage guided
     encoder_learns: bool = True  # in stage guided; false: it stays that of guided_start (decision D81)
     conditional_start: Folder | None = None  # in stage conditional: go on from `model` of another one
+    distilled_start: Folder | None = None  # in stage distilled: go on with the students of `model` of another one
     teacher_texts: tuple[Folder, ...] = ()  # in stage guided: folders that `crocodil teach` wrote (decision D77)
     teacher_rate: Share = 0.5  # share of a batch that they are; the encoder is fixed then
     weak_prior: Folder | None = None  # in stage distilled: the folder of a less trained prior, for autoguidance

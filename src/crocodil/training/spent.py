@@ -67,9 +67,10 @@ def inherited_flops(name: str, run: Run, workspace: Workspace) -> Flops:
     }
     for parent in parents.get(name, ("guided",)):
         spent |= flops_up_to(parent, record, Shapes.of(run))
-    if name == "conditional" and run.conditional_start is not None:
+    start = {"conditional": run.conditional_start, "distilled": run.distilled_start}.get(name)
+    if start is not None:
         # Only those of the denoiser: the encoder may come from the same networks as the one it was trained with.
-        spent[name] = _flops_of_start(name, run.conditional_start, Shapes.of(run))[name]
+        spent[name] = _flops_of_start(name, start, Shapes.of(run))[name]
     return spent
 
 

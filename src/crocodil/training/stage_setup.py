@@ -22,7 +22,13 @@ from crocodil.checkpoints.qwen3 import load_qwen3_embedding
 from crocodil.checkpoints.tensors import CONFIG_FILE
 from crocodil.corpus.shards import TOKENIZER_FILE, Corpus, Programs
 from crocodil.models.demasker import Demasker
-from crocodil.models.denoiser_starts import begun_as_demasker, flow_map_of, fresh_noise_copy_of, prompted_from
+from crocodil.models.denoiser_starts import (
+    begun_as_demasker,
+    flow_map_of,
+    fresh_noise_copy_of,
+    plain_copy_of,
+    prompted_from,
+)
 from crocodil.models.length_head import LengthHead, LengthHeadConfig
 from crocodil.models.llada import LLaDA
 from crocodil.models.register_critic import RegisterCritic
@@ -203,7 +209,8 @@ def conditional_stage(run: Run, workspace: Workspace) -> tuple[Stage, LoopConfig
         started = denoiser_folder(run.conditional_start)
     generator = generator_for("conditional", loop.seed)
     if started.exists():
-        denoiser = _same_shape(started, run.conditional_shape, RegisterDenoiser)
+        denoiser = plain_copy_of(_loaded(started, RegisterDenoiser, "cpu"))
+        _check_shape(denoiser, run.conditional_shape, started)
     elif run.denoiser_begins_as_demasker:
         demasker = _loaded(workspace.finished("guided", "demasker"), Demasker, "cpu")
         denoiser = begun_as_demasker(run.conditional_shape, demasker, generator)
@@ -228,10 +235,11 @@ def distilled_stage(run: Run, workspace: Workspace) -> tuple[Stage, LoopConfig]:
     loop, objective = run.distilled_loop, run.distil_objective
     teachers: dict[str, Teacher] = {name: _teacher(name, run, workspace) for name in objective.teachers}
     student_of = fresh_noise_copy_of if objective.by_matching else flow_map_of
-    students = {
+    copies = {
         name: student_of(teacher.denoiser, generator_for("distilled", name, loop.seed))
         for name, teacher in teachers.items()
     }
+    students = {name: _student(run.distilled_start, name, copy) for name, copy in copies.items()}
     encoder = None
     if "conditional" in teachers:
         encoder = _loaded(workspace.condition_encoder(), RegisterEncoder, workspace.device).requires_grad_(False)
@@ -240,7 +248,7 @@ def distilled_stage(run: Run, workspace: Workspace) -> tuple[Stage, LoopConfig]:
     if objective.by_matching:
         # Critics and students must see all lengths, so a length keeps its turn until all of them were trained.
         data = replace(data, steps_per_turn=objective.critic_steps + 1)
-        critics = {name: _critic(student, name, loop.seed) for name, student in students.items()}
+        critics = {name: _critic(copy, name, loop.seed) for name, copy in copies.items()}
         kind = partial(MatchedStage, critics={name: workspace.to_device(one) for name, one in critics.items()})
     stage = kind(
         {name: workspace.to_device(student) for name, student in students.items()},
@@ -395,9 +403,13 @@ def denoiser_folder(start: Path) -> Path:
 def _same_shape(folder: Path, shape: object, kind: type[Network]) -> Network:
     """Load a network to train it further."""
     network = _loaded(folder, kind, "cpu")
+    _check_shape(network, shape, folder)
+    return network.train()
+
+
+def _check_shape(network: nn.Module, shape: object, folder: Path) -> None:
     if network.config != shape:
         raise ValueError(f"{folder} has another shape than the run: use the preset that it was trained with")
-    return network.train()
 
 
 def _teacher(name: str, run: Run, workspace: Workspace) -> Teacher:
@@ -415,9 +427,14 @@ def _teacher(name: str, run: Run, workspace: Workspace) -> Teacher:
     return Teacher(denoiser, run.distil_objective, weak)
 
 
-def _critic(student: RegisterDenoiser, name: str, seed: int) -> RegisterCritic:
-    """Return a critic that begins as the student, which begins as its teacher."""
-    return RegisterCritic(deepcopy(student)).init_classifier(generator_for("critic", name, seed))
+def _student(start: Path | None, name: str, copy: RegisterDenoiser) -> RegisterDenoiser:
+    """Return the student: a copy of its teacher, or the student of another run or model to go on from."""
+    return copy if start is None else _same_shape(start / name, copy.config, RegisterDenoiser)
+
+
+def _critic(copy: RegisterDenoiser, name: str, seed: int) -> RegisterCritic:
+    """Return a critic that begins as a copy of the teacher."""
+    return RegisterCritic(deepcopy(copy)).init_classifier(generator_for("critic", name, seed))
 
 
 def _loaded(folder: Path, kind: type[Network], device: str) -> Network:
