@@ -76,7 +76,7 @@ def clear_decode(
             )
         charge(Cost(demasker_calls=1 if decoding.guidance == 1 else 2), unfinished)
         proposed = tokens.masked_scatter(asked, proposal.tokens)
-        log_prob = torch.zeros(tokens.shape).masked_scatter(asked, proposal.log_prob.float())
+        of_proposals = log_prob = torch.zeros(tokens.shape).masked_scatter(asked, proposal.log_prob.float())
         if eos_id is not None and decoding.eos_last:
             log_prob = hold_back_eos(log_prob, is_eos=hidden & (proposed == eos_id), hidden=hidden)
         correctors = decoding.corrector_calls(plan.calls_per_block)
@@ -99,8 +99,8 @@ def clear_decode(
                 continue  # not complete
             if eos_id in row[text].tolist():
                 text = text[: row[text].tolist().index(eos_id) + 1]
-            order = call_streams.at("corrector").uniform(tokens.shape[1])[number]
-            chosen = sorted(text, key=lambda place: -order[place].item())[: -(-len(text) // 10)]
+            order = -of_proposals if revises(rule) else call_streams.at("corrector").uniform(tokens.shape[1])
+            chosen = sorted(text, key=lambda place: -order[number, place].item())[: -(-len(text) // 10)]
             tokens = tokens.index_put(
                 (torch.tensor(number), torch.tensor(chosen, dtype=torch.long)), torch.tensor(mask_id)
             )

@@ -271,6 +271,7 @@ CASES = {
     "ends in blocks": {"eos_id": 5, "temperature": 1.0, "block_size": 8, "num_calls": 8, "eos_last": False},
     "guidance": {"guidance": 2.0, "temperature": 1.0},
     "corrector": {"corrector": 0.5, "temperature": 1.0, "block_size": 8, "num_calls": 8, "eos_id": 5},
+    "corrector and revising": {"corrector": 0.5, "rule": Revise(), "num_calls": 8, "eos_id": 5, "pace": "text"},
     "revising": {"rule": Revise(), "num_calls": 8, "temperature": 1.0, "eos_id": 5, "block_size": 8},
     "pace of the text": {"pace": "text", "rule": RemaskByConfidence(), "num_calls": 8, "eos_id": 5, "apart": 2},
     "curve": {"rule": Revise(), "pace": "text", "num_calls": 8, "eos_id": 5, "curve": 2.0},
@@ -388,6 +389,23 @@ def test_corrector_calls_mend_what_was_revealed_blindly_at_the_cost_of_their_cal
     assert (plain.tokens != tokens).float().mean() > 0.4
     assert (corrected.tokens != tokens).float().mean() < 0.2
     assert corrected.cost == plain.cost == Cost(demasker_calls=20)  # 4 to fill, 16 to correct
+
+
+def test_corrector_calls_of_a_rule_that_revises_mask_the_least_probable_tokens():
+    sure = tiny.streams(4, "sure").uniform(40)  # how sure the demasker is of its token, by place
+    seen = []
+
+    def demask(noisy_tokens, registers, places):
+        seen.append(noisy_tokens == MASK)
+        known = at(tiny.programs(4, 40), places)
+        return (1 + 8 * at(sure, places))[:, None] * one_hot(known, VOCAB)
+
+    how = decoding(40, num_calls=6, corrector=0.5, rule=Revise())
+    decode(demask, empty_canvas(4, how), how, streams=tiny.streams(4))
+    least_sure = sure.argsort(dim=1)[:, :4]  # a tenth
+    assert len(seen) == 6
+    for masked in seen[3:]:
+        assert torch.equal(masked.nonzero()[:, 1].view(4, 4), least_sure.sort(dim=1).values)
 
 
 @pytest.mark.parametrize("rule", [MostConfident(), Revise()], ids=lambda rule: type(rule).__name__)

@@ -247,12 +247,12 @@ def mask_again(
     tokens: TokenIds,
     complete: Bool[Tensor, "B"],
     open: Positions,
+    score: Float[Tensor, "B N"],
     *,
     mask_id: int,
     eos_id: int | None,
-    streams: Streams,
 ) -> TokenIds:
-    """Mask random tokens of complete samples; the next call, a corrector, predicts them again (decision D45).
+    """Mask the tokens of highest score in complete samples; the next call, a corrector, predicts them again (D45).
 
     Only tokens up to the first EOS are masked. Compare ReMDM-loop (Wang et al., 2025, arXiv:2503.00307).
     """
@@ -260,9 +260,8 @@ def mask_again(
     if eos_id is not None:
         is_eos = open & (tokens == eos_id)
         among = among & (is_eos.cumsum(dim=1) - is_eos.long() == 0)
-    order = streams.at("corrector").uniform(tokens.shape[1])
     count = -(-among.sum(dim=1) // CORRECTED_PART)
-    return tokens.masked_fill(highest(order, among=among, count=count), mask_id)
+    return tokens.masked_fill(highest(score, among=among, count=count), mask_id)
 
 
 # ---------------------------------------------------------------- EOS tokens

@@ -288,9 +288,9 @@ def reveal(
         tokens = fill_after_eos(tokens, may_end=~given, mask_id=config.mask_id, eos_id=config.eos_id)
     if config.corrector_calls:
         complete = ~_hidden(bounds, tokens, config.mask_id).any(dim=1) & (calls_left > 1)
-        tokens = mask_again(
-            tokens, complete, is_open, mask_id=config.mask_id, eos_id=config.eos_id, streams=streams
-        )
+        # Only a rule that revises knows how probable visible tokens are.
+        doubt = -proposed_log_prob if revises(config.rule) else streams.at("corrector").uniform(tokens.shape[1])
+        tokens = mask_again(tokens, complete, is_open, doubt, mask_id=config.mask_id, eos_id=config.eos_id)
     return Revealed(tokens, was_hidden, is_finite, proposed_log_prob)
 
 
