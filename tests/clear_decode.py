@@ -6,7 +6,14 @@
 import torch
 
 from crocodil.processes.categorical import Proposal, propose_tokens
-from crocodil.processes.reveal import RevealStep, before_given_text, fill_after_eos, hold_back_eos, revises
+from crocodil.processes.reveal import (
+    RevealStep,
+    before_given_text,
+    far_apart,
+    fill_after_eos,
+    hold_back_eos,
+    revises,
+)
 from crocodil.sampling.cost import NO_COST, Cost
 from crocodil.sampling.decode import reveal_rule
 from crocodil.sampling.state import Samples
@@ -99,7 +106,9 @@ def clear_decode(
                 continue  # not complete
             if eos_id in row[text].tolist():
                 text = text[: row[text].tolist().index(eos_id) + 1]
-            order = -of_proposals if revises(rule) else call_streams.at("corrector").uniform(tokens.shape[1])
+            order = call_streams.at("corrector").uniform(tokens.shape[1])
+            if revises(rule):
+                order = far_apart(-of_proposals, among=is_open, distance=max(decoding.apart, 1))
             chosen = sorted(text, key=lambda place: -order[number, place].item())[: -(-len(text) // 10)]
             tokens = tokens.index_put(
                 (torch.tensor(number), torch.tensor(chosen, dtype=torch.long)), torch.tensor(mask_id)

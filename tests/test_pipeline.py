@@ -946,6 +946,20 @@ def test_the_example_fine_tunes_for_the_rule_and_the_noise_that_the_model_sample
     assert noise_std_for_cosine(objective.register_cosine) == pytest.approx(1.0)
 
 
+def test_more_steps_than_a_prior_was_distilled_for_are_made_and_noted(pipe):
+    drawing = replace(pipe.settings.drawing, prior_steps=2, refresh_steps=2, eta=0.0, pag_scale=0.0)
+    settings = replace(pipe.settings, drawing=drawing)
+    student = fresh_noise_copy_of(pipe.conditional, torch.Generator().manual_seed(0))
+    distilled = replace(pipe, prior=None, conditional=student, settings=settings)
+    ordinary = replace(pipe, settings=settings)
+    for model, noted in (
+        (distilled, "this prior was distilled for 2 steps, and not trained for more"),
+        (ordinary, ""),
+    ):
+        assert model.generate(1, calls=2, prior_steps=3).note == noted
+        assert model.generate(1, calls=2).note == ""
+
+
 def test_the_example_trains_a_matched_student_as_an_ordinary_prior(pipe):
     example = runpy.run_path(str(Path(__file__).parent.parent / "examples" / "own_data.py"))
     with_ordinary_prior = example["with_ordinary_prior"]

@@ -59,7 +59,19 @@ def generation_job(
         return seed_job(base_sampler(model, decoding), canvas, seed, count, decoding, note=note)
     draws = draws_from(model.priors, drawing, has_given_text=bool(given))
     sample = guided_sampler(model.demasker, draws, decoding, drawing, engine=model.engine)
-    return seed_job(sample, canvas, seed, count, decoding, drawing)
+    return seed_job(sample, canvas, seed, count, decoding, drawing, note=_note_on_steps(model, drawing))
+
+
+def _note_on_steps(model: Networks, drawing: Drawing) -> str:
+    """Say so if a distilled prior takes more steps than the model has by default: it was not trained for them."""
+    priors = [prior for prior in (model.prior, model.conditional) if prior is not None]
+    usual = model.settings.drawing
+    steps = max(usual.prior_steps, usual.refresh_steps)
+    if not any(prior.config.is_distilled for prior in priors):
+        return ""
+    if max(drawing.prior_steps, drawing.refresh_steps) <= steps:
+        return ""
+    return f"this prior was distilled for {steps} steps, and not trained for more"
 
 
 def seed_job(

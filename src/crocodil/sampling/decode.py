@@ -24,6 +24,7 @@ from crocodil.processes.reveal import (
     RevealStep,
     after_proposed_end,
     before_given_text,
+    far_apart,
     fill_after_eos,
     hold_back_eos,
     mask_again,
@@ -288,8 +289,9 @@ def reveal(
         tokens = fill_after_eos(tokens, may_end=~given, mask_id=config.mask_id, eos_id=config.eos_id)
     if config.corrector_calls:
         complete = ~_hidden(bounds, tokens, config.mask_id).any(dim=1) & (calls_left > 1)
-        # Only a rule that revises knows how probable visible tokens are.
-        doubt = -proposed_log_prob if revises(config.rule) else streams.at("corrector").uniform(tokens.shape[1])
+        doubt = streams.at("corrector").uniform(tokens.shape[1])
+        if revises(config.rule):  # it knows how probable visible tokens are
+            doubt = far_apart(-proposed_log_prob, among=is_open, distance=max(config.decoding.apart, 1))
         tokens = mask_again(tokens, complete, is_open, doubt, mask_id=config.mask_id, eos_id=config.eos_id)
     return Revealed(tokens, was_hidden, is_finite, proposed_log_prob)
 
