@@ -33,9 +33,10 @@ from crocodil.training.estimate import estimates
 from crocodil.training.guiding import GuidedStage
 from crocodil.training.loop import initial_state, prepare, take_step
 from crocodil.training.run_config import Pretrained
-from crocodil.training.stage_setup import Workspace, base_stage, prior_stage
+from crocodil.training.stage_setup import base_stage, prior_stage
 from crocodil.training.stages import ConditionalPriorStage
 from crocodil.training.work import matrix_rate
+from crocodil.training.workspace import Workspace
 
 NUM_WARMUP_STEPS = 5  # not timed; the blocks are compiled here
 

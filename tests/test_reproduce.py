@@ -90,7 +90,8 @@ from crocodil.sampling.configs import Decoding, Drawing
 from crocodil.seeding import generator_for
 from crocodil.text.tokenizer import Tokenizer
 from crocodil.training.spent import StageWork, planned_flops, read_record
-from crocodil.training.stage_setup import Workspace, base_stage, conditional_stage, guided_stage, prior_stage
+from crocodil.training.stage_setup import base_stage, conditional_stage, guided_stage, prior_stage
+from crocodil.training.workspace import Workspace
 
 NETWORKS = {
     "demasker": "guided/model/demasker",

@@ -12,7 +12,7 @@ from crocodil.presets.changes import with_changes
 from crocodil.presets.runs import tiny
 from crocodil.training import validation
 from crocodil.training.run import STAGES, run_stage
-from crocodil.training.stage_setup import Workspace
+from crocodil.training.workspace import Workspace
 
 # In place of the constants of `validation`, which takes most of the time of a short run.
 SHORT_VALIDATION = {"MASK_PROBS": (0.5,), "TIMES": (0.5,), "NUM_DRAW_STEPS": 1}

@@ -31,7 +31,8 @@ from crocodil.training.estimate import estimates
 from crocodil.training.loop import LoopConfig, initial_state, take_step
 from crocodil.training.run import run_stage
 from crocodil.training.run_config import Pretrained
-from crocodil.training.stage_setup import Workspace, guided_stage
+from crocodil.training.stage_setup import guided_stage
+from crocodil.training.workspace import Workspace
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ from crocodil.runtime.distributed import Ranks
 from crocodil.training.by_clock import run_stage_for
 from crocodil.training.journal import read_rows
 from crocodil.training.record import read_checksummed
-from crocodil.training.stage_setup import Workspace
+from crocodil.training.workspace import Workspace
 
 
 def short(corpus, **loop):

@@ -27,7 +27,8 @@ from crocodil.training.pruning import causal_loss, choose_layers, greedy_layers,
 from crocodil.training.record import write_or_check_record
 from crocodil.training.run import run_stage
 from crocodil.training.run_config import CausalStart, read_causal_start
-from crocodil.training.stage_setup import Workspace, base_stage
+from crocodil.training.stage_setup import base_stage
+from crocodil.training.workspace import Workspace
 
 
 @pytest.fixture(scope="module", autouse=True)

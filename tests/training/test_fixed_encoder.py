@@ -13,8 +13,9 @@ from crocodil.pipeline import Crocodil
 from crocodil.presets.runs import tiny
 from crocodil.training.estimate import estimates, step_flops
 from crocodil.training.run import run_stage
-from crocodil.training.stage_setup import Workspace, guided_stage
+from crocodil.training.stage_setup import guided_stage
 from crocodil.training.work import FROZEN, TRAINED, encoder_flops
+from crocodil.training.workspace import Workspace
 
 
 @pytest.fixture(scope="module")

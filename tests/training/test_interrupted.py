@@ -31,7 +31,8 @@ from crocodil.training.journal import read_rows
 from crocodil.training.loop import initial_state, train
 from crocodil.training.record import read_checksummed, write_checksummed
 from crocodil.training.run import run_stage
-from crocodil.training.stage_setup import Workspace, base_stage
+from crocodil.training.stage_setup import base_stage
+from crocodil.training.workspace import Workspace
 
 pytestmark = pytest.mark.usefixtures("short_validation")
 

@@ -28,7 +28,7 @@ from crocodil.training.estimate import estimates
 from crocodil.training.journal import curves, last_values, metrics_log
 from crocodil.training.run import run_stage
 from crocodil.training.run_config import Pretrained, read_run_summary
-from crocodil.training.stage_setup import Workspace
+from crocodil.training.workspace import Workspace
 
 
 def invoke(*arguments):

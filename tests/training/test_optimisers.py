@@ -13,7 +13,8 @@ from crocodil.training import checkpointing
 from crocodil.training.loop import LoopConfig, initial_state, prepare, take_step
 from crocodil.training.optimisers import Muon, hidden_matrices, orthogonalise
 from crocodil.training.run import run_stage
-from crocodil.training.stage_setup import Workspace, base_stage, conditional_stage, guided_stage
+from crocodil.training.stage_setup import base_stage, conditional_stage, guided_stage
+from crocodil.training.workspace import Workspace
 
 BETAS = (0.9, 0.95)
 pytestmark = pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # a CPU without half precision; it goes on

@@ -28,7 +28,8 @@ from crocodil.text.prompts import TokenizedPair, at_column, tokenize_pairs
 from crocodil.text.tokenizer import SpecialIds, Tokenizer
 from crocodil.training.estimate import step_flops
 from crocodil.training.run import run_stage
-from crocodil.training.stage_setup import Workspace, pair_data, pair_source, prompted_stage
+from crocodil.training.stage_setup import pair_data, pair_source, prompted_stage
+from crocodil.training.workspace import Workspace
 
 SPECIAL = SpecialIds(mask=0, bos=1, eos=2, pad=3)
 

@@ -22,7 +22,8 @@ from crocodil.training import checkpointing, validation
 from crocodil.training.loop import LoopConfig, initial_state
 from crocodil.training.run import run_stage
 from crocodil.training.run_config import CausalStart
-from crocodil.training.stage_setup import Workspace, base_stage, guided_stage
+from crocodil.training.stage_setup import base_stage, guided_stage
+from crocodil.training.workspace import Workspace
 
 STAGES = ("base", "guided", "registers", "prior", "conditional", "distilled", "prompted")
 

@@ -11,7 +11,7 @@ from crocodil.training.record import read_checksummed, write_checksummed
 from crocodil.training.run import run_stage
 from crocodil.training.run_config import Pretrained
 from crocodil.training.spent import Shapes, StageWork, flops_of_run, flops_up_to, inherited_flops, read_record
-from crocodil.training.stage_setup import Workspace
+from crocodil.training.workspace import Workspace
 
 
 def test_stages_record_their_operations_and_those_of_the_stages_before(trained):

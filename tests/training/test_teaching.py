@@ -18,9 +18,10 @@ from crocodil.presets.runs import tiny
 from crocodil.training.estimate import step_flops
 from crocodil.training.record import read_checksummed
 from crocodil.training.run import run_stage
-from crocodil.training.stage_setup import Workspace, guided_stage
+from crocodil.training.stage_setup import guided_stage
 from crocodil.training.teacher_texts import TEACHER_FILE, TeacherData, TeacherTexts
 from crocodil.training.work import FROZEN, TRAINED, encoder_flops
+from crocodil.training.workspace import Workspace
 
 
 @pytest.fixture(scope="module")

@@ -38,8 +38,9 @@ from crocodil.training.matching import MatchedStage
 from crocodil.training.record import read_checksummed
 from crocodil.training.run import run_stage
 from crocodil.training.spent import Shapes, planned_flops
-from crocodil.training.stage_setup import Workspace, base_stage, conditional_stage, distilled_stage, guided_stage
+from crocodil.training.stage_setup import base_stage, conditional_stage, distilled_stage, guided_stage
 from crocodil.training.work import demasker_flops, prior_flops
+from crocodil.training.workspace import Workspace
 
 
 def rows(directory):

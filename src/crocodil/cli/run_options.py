@@ -10,7 +10,7 @@ from crocodil.checkpoints.hub import local_folder
 if TYPE_CHECKING:
     from crocodil.corpus.shards import Corpus
     from crocodil.training.run_config import Run
-    from crocodil.training.stage_setup import Workspace
+    from crocodil.training.workspace import Workspace
 
 
 def run_of(preset: str, ablation: str | None, corpus: "Corpus", folders: dict[str, Path | None]) -> "Run":

@@ -129,7 +129,7 @@ def train(
     from crocodil.runtime.distributed import process_group
     from crocodil.training.by_clock import run_stage_for
     from crocodil.training.run import run_stage
-    from crocodil.training.stage_setup import Workspace
+    from crocodil.training.workspace import Workspace
 
     device = checked_device(device or default_device())
     run = run_of(preset, ablation, corpus, folders)

@@ -49,9 +49,9 @@ def fresh_noise_copy_of(teacher: RegisterDenoiser, generator: torch.Generator) -
 
 
 def plain_copy_of(denoiser: RegisterDenoiser) -> RegisterDenoiser:
-    """Return a prior with the weights of a student of distribution matching; any other prior stays as it is.
+    """Return a student of distribution matching as an ordinary prior, which can be trained by likelihood again.
 
-    It can be trained by likelihood again. Its steps then no longer add fresh noise only.
+    The weights are the same. Any other prior is returned as it is.
     """
     if not denoiser.config.fresh_noise:
         return denoiser

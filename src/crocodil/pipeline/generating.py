@@ -63,7 +63,7 @@ def generation_job(
 
 
 def _note_on_steps(model: Networks, drawing: Drawing) -> str:
-    """Say so if a distilled prior takes more steps than the model has by default: it was not trained for them."""
+    """Return a note if a distilled prior takes more steps than by default: it was not trained for them."""
     priors = [prior for prior in (model.prior, model.conditional) if prior is not None]
     usual = model.settings.drawing
     steps = max(usual.prior_steps, usual.refresh_steps)

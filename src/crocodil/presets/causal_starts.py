@@ -17,7 +17,7 @@ from crocodil.training.run_config import (
     read_causal_start,
     read_run_file,
 )
-from crocodil.training.stage_setup import Workspace
+from crocodil.training.workspace import Workspace
 
 # A step of Muon has the same size in every model, so its learning rate must fit the size of the weights. 0.015
 # times that size is 2.9e-3 for SmolLM2-135M, where 2e-3 and 4e-3 were the best, and 2.4e-4 for Qwen2.5-Coder-0.5B,

@@ -12,7 +12,8 @@ from crocodil.training.journal import read_rows
 from crocodil.training.loop import check_minutes
 from crocodil.training.run import run_stage
 from crocodil.training.run_config import Run
-from crocodil.training.stage_setup import TRAINED_STAGES, Workspace
+from crocodil.training.stage_setup import TRAINED_STAGES
+from crocodil.training.workspace import Workspace
 
 _NO_END = 10**8  # steps, while the learning rate is constant
 _RECENT = 200  # steps that the speed is measured on: all lengths have had many turns

@@ -59,12 +59,12 @@ from crocodil.training.spent import CONTINUED_BASE, StageWork, inherited_flops
 from crocodil.training.stage_setup import (
     JOINT_PRIOR,
     TRAINED_STAGES,
-    Workspace,
     denoiser_folder,
     pair_source,
     retokenizer,
     teacher_data,
 )
+from crocodil.training.workspace import Workspace
 
 STAGES = ("base", "guided", "registers", "prior", "conditional", "distilled", "prompted")
 

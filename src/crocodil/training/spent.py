@@ -17,8 +17,9 @@ from crocodil.runtime.config import config, read_as
 from crocodil.training.history import recorded_run
 from crocodil.training.record import STAGE_FILE, read_checksummed
 from crocodil.training.run_config import RUN_FILE, Run, read_run_file
-from crocodil.training.stage_setup import TRAINED_STAGES, Workspace
+from crocodil.training.stage_setup import TRAINED_STAGES
 from crocodil.training.work import base_flops, conditional_flops, guided_flops, prior_flops, rate_flops
+from crocodil.training.workspace import Workspace
 
 Flops: TypeAlias = dict[str, float | None]  # by stage; None: unknown
 CONTINUED_BASE = "base to go on from"  # a source in stage.json

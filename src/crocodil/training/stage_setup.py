@@ -1,4 +1,4 @@
-"""Build the stages of a run: where they read and write, their networks and their data.
+"""Build the stages of a run: their networks and their data.
 
     RUN/base  ->  RUN/guided  ->  RUN/registers  ->  RUN/prior and RUN/conditional  ->  RUN/distilled, RUN/prompted
 
@@ -7,10 +7,9 @@ Each stage starts from what earlier stages wrote to the same run, or to another 
 
 from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 import torch
 from torch import nn
@@ -20,7 +19,7 @@ from crocodil.checkpoints.format import load_model
 from crocodil.checkpoints.llada import load_llada
 from crocodil.checkpoints.qwen3 import load_qwen3_embedding
 from crocodil.checkpoints.tensors import CONFIG_FILE
-from crocodil.corpus.shards import TOKENIZER_FILE, Corpus, Programs
+from crocodil.corpus.shards import TOKENIZER_FILE
 from crocodil.models.demasker import Demasker
 from crocodil.models.denoiser_starts import (
     begun_as_demasker,
@@ -39,7 +38,7 @@ from crocodil.seeding import generator_for
 from crocodil.text.retokenizer import Retokenizer
 from crocodil.text.tokenizer import Tokenizer
 from crocodil.training.adapting import add_adapters, freeze_embeddings, init_from_base
-from crocodil.training.data import CachedRegisters, Data, register_statistics
+from crocodil.training.data import CachedRegisters, register_statistics
 from crocodil.training.distilling import DistilledStage, Teacher
 from crocodil.training.guiding import GuidedStage, JointPrior
 from crocodil.training.loop import LoopConfig, Stage
@@ -54,73 +53,9 @@ from crocodil.training.stages import (
     PriorStage,
 )
 from crocodil.training.teacher_texts import TeacherData, TeacherTexts
+from crocodil.training.workspace import Network, Workspace, loaded
 
-Network = TypeVar("Network", bound=nn.Module)
 JOINT_PRIOR = "guided/model/denoiser"  # in a run; only there if stage guided trained a prior too
-
-
-@dataclass(frozen=True)
-class Workspace:
-    """Where a stage reads and writes."""
-
-    corpus: Corpus
-    out: Path  # the run
-    source: Path  # the run that holds the earlier stages; usually `out`
-    ranks: Ranks = field(default_factory=Ranks)
-
-    @property
-    def has_other_source(self) -> bool:
-        """Whether the run starts from another one; stage base then goes on from the base of that run."""
-        return self.source != self.out
-
-    @property
-    def device(self) -> str:
-        return self.ranks.device
-
-    def to_device(self, network: Network) -> Network:
-        """Move a network to the device. With several ranks sharding moves it, one block at a time."""
-        return network if self.ranks.count > 1 else network.to(self.device)
-
-    def data(self, run: Run, loop: LoopConfig) -> Data:
-        return Data(
-            train=self.programs(run, "train"),
-            valid=self.programs(run, "valid"),
-            batch_size=loop.batch_size,
-            seed=loop.seed,
-            device=self.device,
-        )
-
-    def programs(self, run: Run, split: str) -> list[Programs]:
-        """Return the programs of a split, one view per entry of `run.lengths`."""
-        views = {length: self.corpus.programs(split, length=length) for length in run.lengths}
-        return [views[length] for length in run.lengths]
-
-    def finished(self, stage: str, module: str) -> Path:
-        """Return the folder of a network that an earlier stage trained."""
-        directory = self.source / stage / "model" / module
-        if not directory.exists():
-            raise ValueError(f"{directory} is missing: train stage {stage} first")
-        return directory
-
-    def trained_encoder(self) -> RegisterEncoder:
-        return _loaded(self.finished("guided", "encoder"), RegisterEncoder, self.device)
-
-    def condition_encoder(self) -> Path:
-        """Return the folder of the encoder that conditions are computed with: a copy may have been trained."""
-        own = self.source / "conditional" / "model" / "condition_encoder"
-        return own if own.exists() else self.finished("guided", "encoder")
-
-    def registers(self, run: Run, split: str) -> list[CachedRegisters]:
-        """Return the cached registers of a split, one per entry of `run.lengths`."""
-        registers = []
-        for programs in self.programs(run, split):
-            directory = self.source / "registers" / f"{split}-{programs.length}"
-            if not directory.exists():
-                raise ValueError(f"{directory} is missing: run stage registers first")
-            cached = CachedRegisters(directory)
-            cached.check((len(programs), run.num_prior_registers, run.prior.register_width))
-            registers.append(cached)
-        return registers
 
 
 # ---------------------------------------------------------------- stages
@@ -209,10 +144,10 @@ def conditional_stage(run: Run, workspace: Workspace) -> tuple[Stage, LoopConfig
         started = denoiser_folder(run.conditional_start)
     generator = generator_for("conditional", loop.seed)
     if started.exists():
-        denoiser = plain_copy_of(_loaded(started, RegisterDenoiser, "cpu"))
+        denoiser = plain_copy_of(loaded(started, RegisterDenoiser, "cpu"))
         _check_shape(denoiser, run.conditional_shape, started)
     elif run.denoiser_begins_as_demasker:
-        demasker = _loaded(workspace.finished("guided", "demasker"), Demasker, "cpu")
+        demasker = loaded(workspace.finished("guided", "demasker"), Demasker, "cpu")
         denoiser = begun_as_demasker(run.conditional_shape, demasker, generator)
     else:
         denoiser = _denoiser(run.conditional, registers, generator)
@@ -242,7 +177,7 @@ def distilled_stage(run: Run, workspace: Workspace) -> tuple[Stage, LoopConfig]:
     students = {name: _student(run.distilled_start, name, copy) for name, copy in copies.items()}
     encoder = None
     if "conditional" in teachers:
-        encoder = _loaded(workspace.condition_encoder(), RegisterEncoder, workspace.device).requires_grad_(False)
+        encoder = loaded(workspace.condition_encoder(), RegisterEncoder, workspace.device).requires_grad_(False)
     kind: Callable[..., DistilledStage] = DistilledStage
     data = workspace.data(run, loop)
     if objective.by_matching:
@@ -272,7 +207,7 @@ def prompted_stage(run: Run, workspace: Workspace) -> tuple[Stage, LoopConfig]:
     assert isinstance(conditional, RegisterDenoiser)
     demasker = None
     if objective.demasker_learns:
-        demasker = workspace.to_device(_loaded(workspace.finished("guided", "demasker"), Demasker, "cpu"))
+        demasker = workspace.to_device(loaded(workspace.finished("guided", "demasker"), Demasker, "cpu"))
     shape = run.encoder.num_registers, run.encoder.register_width
     own = workspace.to_device(workspace.trained_encoder()) if objective.own_encoder else None
     source = pair_source(run, workspace)
@@ -402,7 +337,7 @@ def denoiser_folder(start: Path) -> Path:
 
 def _same_shape(folder: Path, shape: object, kind: type[Network]) -> Network:
     """Load a network to train it further."""
-    network = _loaded(folder, kind, "cpu")
+    network = loaded(folder, kind, "cpu")
     _check_shape(network, shape, folder)
     return network.train()
 
@@ -415,14 +350,14 @@ def _check_shape(network: nn.Module, shape: object, folder: Path) -> None:
 def _teacher(name: str, run: Run, workspace: Workspace) -> Teacher:
     """Load a finished prior and, if it is of the same kind, the weak prior that guides it."""
     folder, device = workspace.finished(name, "denoiser"), workspace.device
-    denoiser = _loaded(folder, RegisterDenoiser, device).requires_grad_(False)
+    denoiser = loaded(folder, RegisterDenoiser, device).requires_grad_(False)
     if run.distil_objective.self_cond_scale != 1 and not denoiser.config.self_conditioned:
         raise ValueError(
             f"distil_objective.self_cond_scale: stage {name} trained no self-conditioned prior, use 1"
         )
     weak = None
     if run.weak_prior is not None:
-        weak = _loaded(run.weak_prior, RegisterDenoiser, device).requires_grad_(False)
+        weak = loaded(run.weak_prior, RegisterDenoiser, device).requires_grad_(False)
         weak = weak if weak.config.condition_width == denoiser.config.condition_width else None
     return Teacher(denoiser, run.distil_objective, weak)
 
@@ -435,13 +370,6 @@ def _student(start: Path | None, name: str, copy: RegisterDenoiser) -> RegisterD
 def _critic(copy: RegisterDenoiser, name: str, seed: int) -> RegisterCritic:
     """Return a critic that begins as a copy of the teacher."""
     return RegisterCritic(deepcopy(copy)).init_classifier(generator_for("critic", name, seed))
-
-
-def _loaded(folder: Path, kind: type[Network], device: str) -> Network:
-    network = load_model(folder, device=device)
-    if not isinstance(network, kind):
-        raise ValueError(f"{folder} holds a {type(network).__name__}, not a {kind.__name__}")
-    return network.eval()
 
 
 def _denoiser(
