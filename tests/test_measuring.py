@@ -1,6 +1,6 @@
 """How the second model is measured: the draft of its protocol, values by length, targets, and the cost."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -49,6 +49,7 @@ def shapes():
 def test_the_draft_gives_every_method_equally_many_candidates_and_the_base_its_own_guidance(fixed):
     protocol = fixed.protocol
     assert fixed.date == DRAFT
+    assert all(getattr(fixed.targets, name) == value for name, value in asdict(protocol.aims).items())
     counts = {len(protocol.candidates(guided=guided)) for guided in (False, True)}
     counts |= {len(protocol.candidates(guided=True, compared=name)) for name in protocol.compared}
     assert counts == {15}

@@ -26,6 +26,7 @@ from crocodil.pipeline import Crocodil, Method, Settings
 from crocodil.presets.runs import tiny
 from crocodil.processes.plan import DecodePlan
 from crocodil.reproduce import figures, published
+from crocodil.reproduce.choice import BY_AIMS, Aims, best
 from crocodil.reproduce.context import Context, lineage, with_base, with_steps
 from crocodil.reproduce.document import (
     Listing,
@@ -44,6 +45,7 @@ from crocodil.reproduce.experiments import (
     comparison,
     compute_all,
     copies,
+    generation,
     read_all,
     register_priors,
     two_sentences,
@@ -84,7 +86,7 @@ from crocodil.reproduce.protocol import (
 )
 from crocodil.reproduce.report import report, timed, write_report
 from crocodil.reproduce.store import Job, Store, note_of, read_rows, select, write_rows
-from crocodil.reproduce.sweep import best, candidate_of, finalists
+from crocodil.reproduce.sweep import candidate_of, finalists
 from crocodil.runtime.atomic import locked
 from crocodil.sampling.configs import Decoding, Drawing
 from crocodil.seeding import generator_for
@@ -405,6 +407,53 @@ def test_differences_of_mauve_below_the_tie_are_decided_by_gen_ppl():
     near, far = ({"mauve": mauve, "mauve_spread": 0.01, "gen_ppl": 20.0} for mauve in (0.86, 0.84))
     assert best([sure, near]) is near
     assert best([sure, far]) is sure
+
+
+AIMS = Aims(
+    parse_share=0.4, distinct_2_of_real=0.8, entropy_distance=0.25, mauve_of_real=0.75, gen_ppl_of_real=1.3
+)
+REAL_ROW = {
+    "parse_share": 0.7, "distinct_2": 0.3, "entropy": 4.0, "mauve": 0.8, "mauve_pooled": 0.4, "gen_ppl": 8.0,
+}  # fmt: skip
+
+
+def test_an_aim_is_reached_at_its_limit_and_not_beyond():
+    at_limits = {
+        "parse_share": 0.4, "distinct_2": 0.8 * 0.3, "entropy": 3.75, "mauve": 0.75 * 0.8,
+        "mauve_pooled": 0.75 * 0.4, "gen_ppl": 1.3 * 8.0,
+    }  # fmt: skip
+    assert AIMS.reached(at_limits, REAL_ROW) == list(at_limits)
+    for name, value in at_limits.items():
+        worse = value + 0.01 if name == "gen_ppl" else value - 0.01
+        assert AIMS.reached({**at_limits, name: worse}, REAL_ROW) == [one for one in at_limits if one != name]
+    assert "entropy" not in AIMS.reached({**at_limits, "entropy": 4.26}, REAL_ROW)
+    assert "gen_ppl" not in AIMS.reached({**at_limits, "gen_ppl": None}, REAL_ROW)
+
+
+def test_with_aims_the_sweep_chooses_the_most_aims_then_the_highest_mauve():
+    repeating = {"mauve": 0.60, "mauve_spread": 0.05, "gen_ppl": 5.0, "aims_reached": ["gen_ppl"]}
+    varied = {"mauve": 0.58, "mauve_spread": 0.05, "gen_ppl": 12.0, "aims_reached": ["entropy", "distinct_2"]}
+    better = {**varied, "mauve": 0.59}
+    assert best([repeating, varied, better]) is better
+    assert finalists([{**row, "swept": []} for row in (repeating, varied)], 1) == [{}]
+    assert best([{**row, "aims_reached": []} for row in (repeating, varied, better)])["gen_ppl"] == 5.0
+
+
+def test_a_sweep_with_aims_judges_real_validation_programs_that_are_not_in_the_reference(
+    pipe, corpus, evaluator, tmp_path
+):
+    protocol = replace(TINY, aims=AIMS, max_base_calls=1)
+    context = Context.for_model(pipe, corpus=corpus, evaluator=evaluator, protocol=protocol, results=tmp_path)
+    rows = generation.compute(context)
+    swept = read_rows(tmp_path / "sweep.jsonl")
+    assert all(row["aims_reached"] == AIMS.reached(row, context.real_on_valid) for row in swept)
+    assert {row["criterion"] for row in rows} == {BY_AIMS}
+    num_texts = TINY.num_samples + TINY.num_swept
+    texts = context.texts("valid", num_texts)[TINY.num_samples :]
+    assert context.real_on_valid["entropy"] == evaluator.statistics(texts)["entropy"]
+    few = replace(context, protocol=replace(protocol, num_samples=10**6))
+    with pytest.raises(ValueError, match=r"aims need 1,000,000 \+ 4 validation programs"):
+        _ = few.real_on_valid
 
 
 def test_every_method_gets_the_same_sweep_on_valid_and_one_run_on_test(out, results):
@@ -1115,6 +1164,7 @@ def test_a_protocol_file_has_exactly_the_fields_and_the_rules_of_this_version(fi
         ({"judge": "x"}, r"protocol\.json: fields of FixedProtocol differ: judge"),
         ({"date": "soon"}, "date should be a date such as 2026-11-16, not 'soon'"),
         ({"matching": "MAUVE"}, "matching should be the rule of this version"),
+        ({"choice": BY_AIMS}, "choice should be 'the highest MAUVE on valid"),
         ({"judges": []}, "judges should name at least one judge"),
         ({"protocol": asdict(TINY)}, "'tiny' is the name of a preset"),
         ({"protocol": {**asdict(fixed.protocol), "calls": 8}}, "fields of Protocol differ: calls"),

@@ -150,6 +150,19 @@ class Context:
             self._references[split] = self.evaluator.reference(self.texts(split, self.protocol.num_samples))
         return self._references[split]
 
+    @cached_property
+    def real_on_valid(self) -> Row:
+        """Judge real programs of valid like the samples of a candidate: as many, against the same reference."""
+        count, start = self.protocol.num_swept, self.protocol.num_samples
+        evaluator = replace(self.evaluator, other_judges=())
+        texts = self.texts("valid", start + count)[start:]
+        if len(texts) < count:
+            raise ValueError(
+                f"aims need {start:,} + {count:,} validation programs (num_samples + num_swept), and there are "
+                f"{start + len(texts):,}: lower one of the two numbers"
+            )
+        return evaluator.evaluate(texts, self.reference("valid"))
+
     def streams(self, name: str, count: int, *, start: int = 0) -> Streams:
         return Streams.of(name, self.seed, samples=range(start, start + count), device=self.pipe.device)
 

@@ -13,7 +13,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from crocodil.reproduce.protocol import CRITERION, MATCHING, PROTOCOLS, Protocol
+from crocodil.reproduce.choice import BY_MAUVE, Aims, rule_of
+from crocodil.reproduce.protocol import MATCHING, PROTOCOLS, Protocol
 from crocodil.reproduce.store import Row, Store, read_rows
 from crocodil.runtime.atomic import whole_file
 from crocodil.runtime.config import Length, Positive, Seed, Share, checked_by, config, config_from_json, read_json
@@ -46,19 +47,14 @@ def _stated_as(rule: str) -> Any:
 
 
 @config
-class Targets:
+class Targets(Aims):
     """What the model should reach on test programs, at one length and number of calls unless said otherwise.
 
-    The lines on generated programs are for one guided method at a time; real programs are those of `anchor`.
+    The aims are for the samples of one guided method at a time; real programs are those of `anchor`.
     """
 
     length: Length
     calls: Length
-    parse_share: Share  # at least
-    distinct_2_of_real: Positive  # at least, relative to that of real programs
-    entropy_distance: Positive  # from that of real programs in nats, at most
-    mauve_of_real: Positive  # both MAUVEs: at least, relative to real programs against real programs
-    gen_ppl_of_real: Positive  # at most, relative to that of real programs
     speedup: Mapping[str, Positive]  # by length: by FLOPs, over the base at its best number of calls, at least
     lengths_within_above: int  # at how many lengths ConWithinDisc is above ConThenDisc at equal cost, at least
     bits_per_byte: Positive  # the bound of the base, at most
@@ -74,7 +70,7 @@ class FixedProtocol:
     embedder: str | None  # for BERTScore
     seed: Seed
     test_corpus: str  # the fingerprint of the corpus of the test programs
-    choice: _stated_as(CRITERION) = CRITERION  # type: ignore[valid-type]  # among the candidates of a sweep
+    choice: str = BY_MAUVE  # among the candidates of a sweep: the rule that follows from `protocol.aims`
     matching: _stated_as(MATCHING) = MATCHING  # type: ignore[valid-type]  # of a method and the base, for a speed-up
     targets: Targets | None = None  # what the model should reach: the report says what it does reach
     protocol: Protocol
@@ -82,6 +78,8 @@ class FixedProtocol:
     def __post_init__(self) -> None:
         if not self.judges:
             raise ValueError("judges should name at least one judge")
+        if self.choice != (rule := rule_of(self.protocol.aims)):
+            raise ValueError(f"choice should be {rule!r}, the rule for these protocol.aims, not {self.choice!r}")
         if self.protocol.name in PROTOCOLS:
             raise ValueError(f"protocol.name {self.protocol.name!r} is the name of a preset: choose another")
 

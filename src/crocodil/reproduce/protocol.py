@@ -5,13 +5,12 @@ from dataclasses import asdict, field, fields, replace
 from itertools import product
 from typing import Any, TypeAlias
 
+from crocodil.reproduce.choice import Aims
 from crocodil.runtime.config import Amount, Count, Length, Seed, Share, Weight, config, read_as
 from crocodil.sampling.configs import Decoding, Drawing, with_knobs
 
 Grid: TypeAlias = Mapping[str, tuple[Any, ...]]  # fields of sampling configs, and the values to try
 
-TIE = 0.05  # of MAUVE: smaller differences are noise at the sample size of a sweep
-CRITERION = f"the highest MAUVE on valid; of those within its spread, or {TIE}, the lowest Gen-PPL"  # kept in rows
 MATCHING = (  # what `crocodil.metrics.speedup.matches` checks
     "MAUVE at least the base's minus its spread; Gen-PPL at most the base's or that of real text, whichever is "
     "higher, plus its spread; entropy no further from that of real text"
@@ -51,6 +50,9 @@ class Protocol:
         128  # re-rank the top candidates at this many calls; used for larger budgets (our choice)
     )
     num_finalists: Count = 3
+    aims: Aims | None = (
+        None  # choose the candidate that reaches the most of them; None: by MAUVE and Gen-PPL (D83)
+    )
     chosen_at: Length | None = None  # choose settings at this length, for all lengths; None: at each length (D64)
     ablation_calls: tuple[Length, ...] = (16, 64)  # App. G shows curves; the numbers of calls are not stated
     mask_probs: tuple[Share, ...] = tuple(tenth / 10 for tenth in range(1, 11))

@@ -7,15 +7,14 @@ A sampler that differs from another in one thing only, such as its registers, us
 one candidate there is no sweep. Every row holds quality, diversity and cost.
 """
 
-import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, fields, replace
 from functools import partial
 from typing import Any, NamedTuple
 
 from crocodil.pipeline import Crocodil, Generation, Method
+from crocodil.reproduce.choice import REACHED, best, ranked, rule_of
 from crocodil.reproduce.context import GENERATION_PARTS, Context, parts, parts_of_base
-from crocodil.reproduce.protocol import CRITERION, TIE
 from crocodil.reproduce.store import Job, Row, select
 from crocodil.sampling.configs import Decoding, Drawing
 
@@ -141,9 +140,8 @@ def has_default_settings(rows: Sequence[Row]) -> bool:
 
 
 def finalists(swept: Sequence[Row], count: int) -> list[Row]:
-    """Return the `count` candidates with the highest MAUVE."""
-    ranked = sorted(swept, key=lambda row: row["mauve"], reverse=True)
-    return [candidate_of(row) for row in ranked[:count]]
+    """Return the `count` best candidates."""
+    return [candidate_of(row) for row in ranked(swept)[:count]]
 
 
 def candidate_of(row: Row) -> Row:
@@ -166,13 +164,6 @@ def _sweep_jobs(context: Context, entries: Sequence[tuple[Sampler, int, list[Row
     ]
 
 
-def best(swept: Sequence[Row]) -> Row:
-    """Return the row with the lowest Gen-PPL among those whose MAUVE is as good as the highest (CRITERION)."""
-    top = max(swept, key=lambda row: row["mauve"])
-    close = [row for row in swept if row["mauve"] >= top["mauve"] - max(top["mauve_spread"], TIE)]
-    return min(close, key=lambda row: math.inf if row["gen_ppl"] is None else row["gen_ppl"])
-
-
 def measure(
     context: Context,
     sampler: Sampler,
@@ -187,15 +178,26 @@ def measure(
     count = context.protocol.num_samples if is_test else context.protocol.num_swept
     decoding, drawing = split_candidate(default_decoding(context, sampler), calls, candidate)
     made = sampler.generate(count, seed=context.seed + is_test, decoding=decoding, **drawing)
+    numbers = quality_and_cost(context, made, split)
     return {
         **decoding_row(decoding),
         **drawing,
         SWEPT: list(candidate),
         "split": split,
         "swept_at": swept_at,  # the number of calls at which the candidate was chosen; None: it is the only one
-        **quality_and_cost(context, made, split),
-        **({"texts": made.texts[:NUM_SHOWN], "criterion": CRITERION if swept_at else None} if is_test else {}),
+        **numbers,
+        **(_shown(context, made, swept_at) if is_test else _aims_reached(context, numbers)),
     }
+
+
+def _shown(context: Context, made: Generation, swept_at: int | None) -> Row:
+    """Return what only rows of test have: some texts, and the rule by which the candidate was chosen."""
+    return {"texts": made.texts[:NUM_SHOWN], "criterion": rule_of(context.protocol.aims) if swept_at else None}
+
+
+def _aims_reached(context: Context, numbers: Row) -> Row:
+    aims = context.protocol.aims
+    return {} if aims is None else {REACHED: aims.reached(numbers, context.real_on_valid)}
 
 
 def split_candidate(decoding: Decoding, calls: int, candidate: Row) -> tuple[Decoding, Row]:

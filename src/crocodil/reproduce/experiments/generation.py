@@ -8,6 +8,7 @@ from typing import Any
 from crocodil.judges.evaluator import OTHER_JUDGES
 from crocodil.pipeline import Crocodil, Generation, Method
 from crocodil.reproduce import published
+from crocodil.reproduce.choice import BY_AIMS, TIE, best
 from crocodil.reproduce.context import AUTOENCODER_PARTS, DRAWING, Context
 from crocodil.reproduce.document import Block, Listing, Picture, Section, Table, Text, measure
 from crocodil.reproduce.experiments.comparison import equal_cost_blocks, has_base, speedup_caption, speedup_tables
@@ -20,11 +21,9 @@ from crocodil.reproduce.experiments.quality import (
     quality_panels,
     quality_table,
 )
-from crocodil.reproduce.protocol import TIE
 from crocodil.reproduce.store import Job, Row, distinct, select
 from crocodil.reproduce.sweep import (
     Sampler,
-    best,
     choose_and_measure,
     has_default_settings,
     of_another_model,
@@ -188,10 +187,15 @@ def _tuning(rows: Sequence[Row], swept: Sequence[Row]) -> Text:
         )
     else:
         tuned = "The temperature and the reveal rule of every method are chosen from the same candidates"
+    if BY_AIMS in distinct(rows, "criterion"):
+        chosen = """reaches the most aims of the protocol, and has the highest MAUVE among those that reach equally
+            many"""
+    else:
+        chosen = f"""has the lowest Gen-PPL among those whose MAUVE is within its spread, or within {TIE}, of the
+            highest"""
     return Text(
         f"""**Fair tuning.** {tuned} on the validation split, at the same few numbers of calls. The chosen
-        candidate has the
-        lowest Gen-PPL among those whose MAUVE is within its spread, or within {TIE}, of the highest. Other
+        candidate {chosen}. Other
         numbers of calls use the choice of the nearest one; for large numbers, the best candidates are
         compared again with more calls. Only the chosen setting runs on the test split, once, with other
         seeds. Oracle registers use the settings of ConThenDisc."""

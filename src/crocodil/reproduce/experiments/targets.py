@@ -1,6 +1,6 @@
 """What the protocol file asks of the model, and what was measured: one line for each target."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import NamedTuple
 
@@ -50,49 +50,33 @@ def lines(wanted: Targets, results: Mapping[str, Sequence[Row]]) -> list[Line]:
 
 def _quality(wanted: Targets, who: str, row: Row | None, real: Row | None) -> list[Line]:
     """Return the lines of one method. `real` are real programs, measured against other real programs."""
+    names = [(column, f"{who}: {name}", limit) for column, (name, limit) in _limits(wanted).items()]
+    if row is None or real is None:
+        return [Line(name, limit, NOT_MEASURED, None) for _, name, limit in names]
+    reached = wanted.reached(row, real)
+    return [Line(name, limit, _beside_real(column, row, real), column in reached) for column, name, limit in names]
 
-    def line(name: str, limit: str, check: Callable[[Row, Row], tuple[str, bool]]) -> Line:
-        if row is None or real is None:
-            return Line(f"{who}: {name}", limit, NOT_MEASURED, None)
-        return Line(f"{who}: {name}", limit, *check(row, real))
 
-    def relative(column: str, limit: float, *, at_least: bool) -> Callable[[Row, Row], tuple[str, bool]]:
-        def check(row: Row, real: Row) -> tuple[str, bool]:
-            if row[column] is None:
-                return "none", False
-            share = row[column] / real[column]
-            shown = f"{number(row[column])}, {number(share)} x real ({number(real[column])})"
-            return shown, share >= limit if at_least else share <= limit
+def _limits(wanted: Targets) -> dict[str, tuple[str, str]]:
+    """Return the name and the limit of each aim, by column."""
+    mauve = f"at least {wanted.mauve_of_real} x real"
+    return {
+        "parse_share": ("valid Python", f"at least {percent(wanted.parse_share)}"),
+        "distinct_2": ("distinct-2", f"at least {wanted.distinct_2_of_real} x real"),
+        "entropy": ("entropy", f"within {wanted.entropy_distance} nats of real"),
+        **{column: (name, mauve) for column, name in zip(MAUVES, ("MAUVE", "MAUVE, pooled"), strict=True)},
+        "gen_ppl": ("Gen-PPL", f"at most {wanted.gen_ppl_of_real} x real"),
+    }
 
-        return check
 
-    def parses(row: Row, real: Row) -> tuple[str, bool]:
-        shown = f"{percent(row['parse_share'])} (real {percent(real['parse_share'])})"
-        return shown, row["parse_share"] >= wanted.parse_share
-
-    def entropy(row: Row, real: Row) -> tuple[str, bool]:
-        distance = abs(row["entropy"] - real["entropy"])
-        return f"{number(row['entropy'])} (real {number(real['entropy'])})", distance <= wanted.entropy_distance
-
-    share = wanted.mauve_of_real
-    return [
-        line("valid Python", f"at least {percent(wanted.parse_share)}", parses),
-        line(
-            "distinct-2",
-            f"at least {wanted.distinct_2_of_real} x real",
-            relative("distinct_2", wanted.distinct_2_of_real, at_least=True),
-        ),
-        line("entropy", f"within {wanted.entropy_distance} nats of real", entropy),
-        *(
-            line(name, f"at least {share} x real", relative(column, share, at_least=True))
-            for column, name in zip(MAUVES, ("MAUVE", "MAUVE, pooled"), strict=True)
-        ),
-        line(
-            "Gen-PPL",
-            f"at most {wanted.gen_ppl_of_real} x real",
-            relative("gen_ppl", wanted.gen_ppl_of_real, at_least=False),
-        ),
-    ]
+def _beside_real(column: str, row: Row, real: Row) -> str:
+    if row[column] is None:
+        return "none"
+    if column == "parse_share":
+        return f"{percent(row[column])} (real {percent(real[column])})"
+    if column == "entropy":
+        return f"{number(row[column])} (real {number(real[column])})"
+    return f"{number(row[column])}, {number(row[column] / real[column])} x real ({number(real[column])})"
 
 
 def _speedup(generated: Sequence[Row], references: Sequence[Row], length: int, least: float) -> Line:
