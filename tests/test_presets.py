@@ -1,5 +1,6 @@
 """The shapes and numbers of the paper and of the first model, and the fields that ablations change."""
 
+import json
 from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
@@ -7,6 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+import crocodil
+from crocodil.checkpoints.format import model_config
 from crocodil.models.demasker import Demasker
 from crocodil.models.llada import LLaDA
 from crocodil.models.register_denoiser import RegisterDenoiser
@@ -17,6 +20,7 @@ from crocodil.presets.rates import MEASURED, hours, rate_of
 from crocodil.presets.runs import (
     ABLATIONS,
     assumed_corpus,
+    builtin,
     laptop,
     medium,
     paper,
@@ -103,7 +107,7 @@ def test_the_shapes_of_causal_models_have_their_numbers_of_parameters(shape, num
         assert count(LLaDA(shape)) == num_parameters + num_added_rows * shape.width
 
 
-@pytest.mark.parametrize(("name", "gigabytes"), [("laptop", 2), ("small", 8), ("medium", 24)])
+@pytest.mark.parametrize(("name", "gigabytes"), [("laptop", 2), ("small", 8), ("builtin", 16), ("medium", 24)])
 def test_every_stage_of_a_preset_fits_its_device(name, gigabytes):
     assert max(part.gigabytes for part in needed(name).values()) < 0.9 * gigabytes
 
@@ -136,6 +140,18 @@ def test_measured_hours_are_steps_times_measured_seconds():
         steps = getattr(run, f"{stage}_loop").num_steps
         flops = steps * step_flops(run)[stage]
         assert hours(flops, rate_of(name, stage)) == pytest.approx(steps * step.seconds / 3600)
+
+
+def test_preset_builtin_has_the_networks_and_the_drawing_of_the_built_in_model():
+    run, folder = of("builtin"), Path(crocodil.__file__).parent / "builtin"
+    assert run.demasker == model_config(folder / "demasker")
+    assert run.encoder == model_config(folder / "encoder")
+    stored = model_config(folder / "conditional")
+    assert replace(run.conditional_shape, fresh_noise=run.distil_objective.by_matching) == stored
+    drawing = json.loads((folder / "crocodil.json").read_text())["drawing"]
+    assert run.distil_objective.draw_steps == drawing["prior_steps"]
+    assert run.prior_objective.time_shift == drawing["time_shift"]
+    check_encoder_fits_base(run.encoder, run.demasker.backbone)
 
 
 def test_the_encoder_of_medium_can_be_initialised_from_its_base():
@@ -209,6 +225,7 @@ PRESETS = {
     "tiny": tiny,
     "laptop": laptop,
     "small": small,
+    "builtin": builtin,
     "medium": medium,
     "paper": lambda corpus: paper(corpus, Pretrained()),
     "paper-plus": lambda corpus: paper_plus(corpus, Pretrained()),
@@ -232,6 +249,7 @@ NAMED = {  # the fields that an ablation sets
         **LITERAL,
         "encoder.causal": True,
         "encoder_begins_as_base": False,
+        "denoiser_begins_as_demasker": False,
         "encoder_warmup_steps": 4000,
         "prior.self_conditioned": False,
         "conditional.self_conditioned": False,
@@ -242,9 +260,15 @@ NAMED = {  # the fields that an ablation sets
         "guided_objective.given_rate": 0.0,
         "guided_objective.partial_rate": 0.0,
         "guided_objective.prefix_lengths": (),
+        "guided_objective.draft_rate": 0.0,
+        "guided_objective.register_cosine": 0.8,
+        "guided_objective.uniform_noise": False,
         "prior_objective.condition_drop_rate": 0.0,
         "prior_objective.given_rate": 0.0,
         "prior_objective.bare_rate": 0.0,
+        "prior_objective.smallest_noise": 0.0,
+        "prior_objective.time_shift": 1.0,
+        "prior_objective.largest_offset": 0.1,
     },
 }
 
@@ -263,7 +287,7 @@ def test_an_ablation_changes_only_its_fields_in_every_preset(corpus, name, kind)
             del wanted["encoder_warmup_steps"]  # these have no more than 4,000 steps
     expected = {field: value for field, value in wanted.items() if before[field] != value}
     assert changes(run, other) == expected
-    assert expected
+    assert expected or (kind, name) == ("builtin", "without block offsets")  # it has none
     with torch.device("meta"):  # networks that it changes can be built
         for part, network in NETWORKS.items():
             if getattr(other, part) != getattr(run, part):

@@ -173,7 +173,11 @@ def test_an_estimate_needs_no_folder_and_no_corpus(preset):
     found = invoke("train", "guided", "--preset", preset, "--dry-run", "--gpus", 8)
     assert found.exit_code == 0
     assert "conditional" in found.output
-    others = {"laptop": "a vocabulary of 4,096", "medium": "the vocabulary of Qwen2.5-Coder-0.5B, 151,936"}
+    others = {
+        "laptop": "a vocabulary of 4,096",
+        "builtin": "a vocabulary of 12,288",
+        "medium": "the vocabulary of Qwen2.5-Coder-0.5B, 151,936",
+    }
     scratch = others.get(preset, "a vocabulary of 8,192")
     assumed = "12,000,000 programs, as in the paper" if preset in FROM_PRETRAINED else scratch
     assert f"No --data is given, so this is assumed: {assumed}.\n" in found.output

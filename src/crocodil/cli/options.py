@@ -155,7 +155,7 @@ def _without_none(hint: Any) -> Any:
 
 # Names that are also known in modules that import torch; tests/test_cli.py checks that they are equal.
 Stage = Literal["base", "guided", "registers", "prior", "conditional", "distilled", "prompted"]
-Preset = Literal["tiny", "laptop", "small", "medium", "paper", "paper-plus", "paper-one-gpu"]
+Preset = Literal["tiny", "laptop", "small", "builtin", "medium", "paper", "paper-plus", "paper-one-gpu"]
 Ablation = Literal[
     "without register noise", "register noise from halfway", "without nested dropout", "without all-mask samples",
     "without block offsets", "literal two-axis RoPE", "as printed",

@@ -26,6 +26,7 @@ class MeasuredStep:
 
 _SMALL_TOKENS = 256 * fmean([256, 256, 512])  # of one step
 _WHOLE_BATCH = "measured on one H200, with num_accumulated=1"
+_BUILT_IN = "measured on one H200 when the built-in model was trained, with num_accumulated 1 or 2"
 # Measured was the CPU time of one core: `python benchmarks/training.py --preset laptop --steps 3 --threads 1`.
 _CORES, _CORES_TEXT = 0.8 * 4, "estimated: 4 CPU cores at 80% of four times the speed measured on one Neoverse-N1"
 
@@ -33,6 +34,10 @@ MEASURED = {
     ("small", "base"): MeasuredStep(_SMALL_TOKENS / 1_453e3, _WHOLE_BATCH),
     ("small", "guided"): MeasuredStep(_SMALL_TOKENS / 780e3, _WHOLE_BATCH),
     ("small", "conditional"): MeasuredStep(0.082),
+    ("builtin", "base"): MeasuredStep(_SMALL_TOKENS / 739e3, _BUILT_IN),
+    ("builtin", "guided"): MeasuredStep(_SMALL_TOKENS / 372e3, _BUILT_IN),
+    ("builtin", "conditional"): MeasuredStep(0.26, _BUILT_IN),
+    ("builtin", "distilled"): MeasuredStep(0.263, _BUILT_IN),
     ("paper-one-gpu", "guided"): MeasuredStep(512 * 512 / 8_884, "measured on one H200, with batch 16"),
     ("laptop", "base"): MeasuredStep(8.80 / _CORES, _CORES_TEXT),
     ("laptop", "guided"): MeasuredStep(16.41 / _CORES, _CORES_TEXT),
@@ -47,6 +52,7 @@ _ASSUMED = {
     "tiny": _CPU,
     "laptop": _CPU,
     "small": Rate(116.0, "estimated: an H200 at 116 TFLOP/s, as measured in stage conditional"),
+    "builtin": Rate(116.0, "estimated: an H200 at 116 TFLOP/s, as small's"),
     "medium": Rate(50.0, "estimated: a GPU of 24 GB that reaches 50 TFLOP/s, a third of an RTX 4090's peak"),
     "paper": _H200,
     "paper-plus": _H200,

@@ -17,7 +17,7 @@ from crocodil.models.llada import LLaDAConfig
 from crocodil.models.register_denoiser import RegisterDenoiserConfig
 from crocodil.models.register_encoder import RegisterEncoderConfig
 from crocodil.objectives import DemaskerObjective, DistilObjective, PriorObjective
-from crocodil.presets.models import llada_8b, paper_encoder, qwen25_coder_05b
+from crocodil.presets.models import llada_8b, paper_encoder, qwen25_coder_05b, smollm2_135m
 from crocodil.training.adapting import LoRA
 from crocodil.training.loop import LoopConfig
 from crocodil.training.run_config import Pretrained, Run
@@ -154,16 +154,53 @@ def medium(corpus: Corpus) -> Run:
         like,
         lengths=(512,),
         demasker=replace(like.demasker, backbone=backbone),
-        encoder=replace(
-            like.encoder, vocab_size=backbone.vocab_size, width=backbone.width, num_layers=8,
-            num_heads=backbone.num_heads, num_kv_heads=backbone.num_kv_heads, head_width=backbone.head_width,
-            mlp_width=backbone.mlp_width, rope_theta=backbone.rope_theta, norm_eps=backbone.norm_eps,
-            qkv_bias=True, without_qk_norm=True, end_id=backbone.eos_id,
-        ),
+        encoder=_encoder_like(like.encoder, backbone, num_layers=8),
         base_loop=loop,
         guided_loop=loop,
         prompted_loop=_prompted(loop, learning_rate=1e-4),
         encode_batch=128,
+    )
+
+
+def builtin(corpus: Corpus) -> Run:
+    """The method of the built-in model, on a GPU of 16 GB: 16 layers of SmolLM2-135M, a denoiser in four steps.
+
+    Each stage is one run, with about as many steps as the runs of the built-in model had together (its card lists
+    them). With --causal the shapes are those of the given folder. As a whole, this preset was not run.
+    """
+    loop = LoopConfig(
+        num_steps=2250, batch_size=256, num_accumulated=8, learning_rate=2e-3, optimiser="muon", warmup_steps=150,
+        decay_share=0.4, weight_decay=0.1, average_decay=0.995, bf16=True, compile_blocks=True,
+        evaluate_every=1000, save_every=3000,
+    )  # fmt: skip
+    like = small(corpus)
+    backbone = _smollm2(corpus, num_layers=16)
+    prior = replace(like.prior, num_registers=16, width=768, num_heads=6, self_conditioned=False)
+    return replace(
+        like,
+        demasker=replace(like.demasker, backbone=backbone),
+        encoder=_encoder_like(like.encoder, backbone, num_layers=4),
+        prior=prior,
+        conditional=_conditional(prior, num_registers=64),
+        base_loop=replace(loop, decay_share=0.0),
+        guided_loop=replace(loop, num_steps=8200, learning_rate=1.4e-3, average_decay=0.99),
+        prior_loop=replace(like.prior_loop, num_steps=8700),
+        conditional_loop=replace(
+            loop, num_steps=8700, batch_size=2048, num_accumulated=16, learning_rate=1.4e-3, decay_share=0.7
+        ),
+        distilled_loop=replace(
+            loop, num_steps=6000, num_accumulated=4, learning_rate=5e-4, decay_share=0.5, weight_decay=0.01,
+            warmup_steps=100, average_decay=0.997,
+        ),
+        guided_objective=DemaskerObjective(
+            register_cosine=0.35, uniform_noise=True, prefix_lengths=(2, 4, 8, 16, 16, 16, 16, 16, 32, 64),
+            partial_rate=0.2, draft_rate=0.5,
+        ),
+        prior_objective=PriorObjective(
+            largest_offset=0.0, time_shift=0.5, smallest_noise=0.7, condition_drop_rate=0.0, bare_rate=0.75
+        ),
+        distil_objective=DistilObjective(teachers=("conditional",), by_matching=True),
+        denoiser_begins_as_demasker=True,
     )  # fmt: skip
 
 
@@ -244,7 +281,7 @@ def paper_one_gpu(corpus: Corpus, pretrained: Pretrained) -> Run:
 # ---------------------------------------------------------------- presets by name
 
 FROM_SCRATCH = {"tiny": tiny, "laptop": laptop, "small": small}
-FROM_CAUSAL = {"medium": medium}
+FROM_CAUSAL = {"builtin": builtin, "medium": medium}
 FROM_PRETRAINED = {"paper": paper, "paper-plus": paper_plus, "paper-one-gpu": paper_one_gpu}
 
 
@@ -282,6 +319,7 @@ def as_printed(run: Run) -> Run:
         prior_objective=PAPER_PRIOR_OBJECTIVE,
         encoder_warmup_steps=warmup,
         encoder_begins_as_base=False,
+        denoiser_begins_as_demasker=False,
         **{name: replace(getattr(run, name), optimiser="adamw") for name in _LOOPS},
     )
 
@@ -326,7 +364,7 @@ ABLATIONS: dict[str, Callable[[Run], Run]] = {
 
 # ---------------------------------------------------------------- an assumed corpus, for estimates
 
-_VOCABULARIES = {"laptop": 4096}  # of corpora for presets that train from scratch, if not the usual one
+_VOCABULARIES = {"laptop": 4096, "builtin": 12_288}  # of corpora with few tokens, if not the usual one
 _USUAL_VOCABULARY = 8192
 
 
@@ -346,7 +384,7 @@ class AssumedCorpus(Corpus):
 
 def assumed_corpus(preset: str) -> tuple[AssumedCorpus, str]:
     """Return a corpus for an estimate of a preset, and what it assumes, in words."""
-    if preset in FROM_SCRATCH:
+    if preset in (*FROM_SCRATCH, "builtin"):
         special = {"mask": 0, "bos": 1, "eos": 2, "pad": 3}
         size = _VOCABULARIES.get(preset, _USUAL_VOCABULARY)
         corpus = AssumedCorpus(vocab_size=size, special=special, num_programs=PAPER_NUM_PROGRAMS)
@@ -401,6 +439,25 @@ def _encoder(
         num_registers=num_registers,
         register_width=register_width,
     )
+
+
+def _smollm2(corpus: Corpus, *, num_layers: int) -> LLaDAConfig:
+    """Return the shape of SmolLM2-135M with fewer layers and the tokens of the corpus."""
+    vocabulary = corpus.description["tokenizer"]
+    ids: Any = {f"{name}_id": vocabulary["special"][name] for name in ("mask", "eos", "pad")}
+    return replace(smollm2_135m(), num_layers=num_layers, vocab_size=vocabulary["vocab_size"], **ids)
+
+
+def _encoder_like(
+    encoder: RegisterEncoderConfig, backbone: LLaDAConfig, *, num_layers: int
+) -> RegisterEncoderConfig:
+    """Return an encoder that can be initialised from the first layers of a causal model."""
+    return replace(
+        encoder, vocab_size=backbone.vocab_size, width=backbone.width, num_layers=num_layers,
+        num_heads=backbone.num_heads, num_kv_heads=backbone.num_kv_heads, head_width=backbone.head_width,
+        mlp_width=backbone.mlp_width, rope_theta=backbone.rope_theta, norm_eps=backbone.norm_eps,
+        qkv_bias=backbone.qkv_bias, without_qk_norm=True, end_id=backbone.eos_id,
+    )  # fmt: skip
 
 
 def _pretrained_shapes(pretrained: Pretrained) -> tuple[LLaDAConfig, RegisterEncoderConfig]:

@@ -4,7 +4,6 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from crocodil.judges.evaluator import MAUVES
 from crocodil.reproduce.store import Row
 from crocodil.runtime.config import Positive, Share, config
 
@@ -26,11 +25,16 @@ class Aims:
 
     def reached(self, row: Row, real: Row) -> list[str]:
         """Return the columns in which samples are as good as they should be. A missing number is not."""
+
+        def resembles(value: float, of_real: float) -> bool:
+            return value >= self.mauve_of_real * of_real
+
         checks = {
             "parse_share": lambda value, _: value >= self.parse_share,
             "distinct_2": lambda value, of_real: value >= self.distinct_2_of_real * of_real,
             "entropy": lambda value, of_real: abs(value - of_real) <= self.entropy_distance,
-            **dict.fromkeys(MAUVES, lambda value, of_real: value >= self.mauve_of_real * of_real),
+            "mauve": resembles,
+            "mauve_pooled": resembles,
             "gen_ppl": lambda value, of_real: value <= self.gen_ppl_of_real * of_real,
         }
         return [name for name, check in checks.items() if row[name] is not None and check(row[name], real[name])]
