@@ -1,0 +1,100 @@
+"""How long the built-in model takes: seconds per program of each method, and what a draw of registers costs.
+
+    python benchmarks/builtin.py --compiled            # one GPU
+    python benchmarks/builtin.py --batch 1             # two CPU cores: OMP_NUM_THREADS=2
+
+Rows of a run can be compared with each other. The method `base` is the demasker without registers; a call of it
+takes as long as that of a base of the same shape.
+"""
+
+import argparse
+import json
+import time
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from crocodil import Crocodil
+from crocodil.seeding import Streams
+
+METHODS = ("base", "conthendisc", "conwithindisc")
+
+
+def seconds(work, repeats: int) -> float:
+    """Return the best of some repeats, after one that does not count."""
+    found = []
+    for _ in range(1 + repeats):
+        synchronise()
+        started_at = time.perf_counter()
+        work()
+        synchronise()
+        found.append(time.perf_counter() - started_at)
+    return min(found[1:])
+
+
+def synchronise() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def show(**row: object) -> None:
+    print(json.dumps({k: round(v, 5) if isinstance(v, float) else v for k, v in row.items()}), flush=True)
+
+
+def time_programs(pipe: Crocodil, *, batch: int, length: int, calls: tuple[int, ...], repeats: int) -> None:
+    """The base has every number of calls, guided methods the first."""
+    for method in METHODS:
+        for number in calls if method == "base" else calls[:1]:
+            taken = seconds(
+                lambda method=method, number=number: pipe.generate(
+                    batch, method=method, calls=number, length=length, batch_size=batch, show_progress=False
+                ),
+                repeats,
+            )
+            show(what="program", method=method, length=length, batch=batch, calls=number, seconds=taken / batch)
+
+
+def time_draws(pipe: Crocodil, *, batch: int, repeats: int) -> None:
+    streams = Streams.of("benchmark", samples=range(batch), device=pipe.device)
+    show(what="draw", batch=batch, ms=1e3 * seconds(lambda: pipe.draw(streams), repeats))
+
+
+def profile_draw(pipe: Crocodil) -> None:
+    """Print the kernels of one draw for one program, by their time on the GPU."""
+    streams = Streams.of("benchmark", samples=range(1), device=pipe.device)
+    pipe.draw(streams)
+    kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if pipe.device.type == "cuda" else [])]
+    with profile(activities=kinds) as found:
+        pipe.draw(streams)
+        synchronise()
+    key = "cuda_time_total" if pipe.device.type == "cuda" else "cpu_time_total"
+    print(found.key_averages().table(sort_by=key, row_limit=20, max_name_column_width=60))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--batch", type=int, nargs="*", default=[1, 16, 64])
+    parser.add_argument("--length", type=int, nargs="*", default=[256, 512])
+    parser.add_argument("--calls", type=int, nargs="*", default=[16, 64, 256])
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--compiled", action="store_true")
+    parser.add_argument("--profile", action="store_true", help="print the kernels of a draw")
+    options = parser.parse_args()
+    pipe = Crocodil.from_pretrained(compiled=options.compiled)
+    is_cuda = pipe.device.type == "cuda"
+    show(
+        device=torch.cuda.get_device_name() if is_cuda else "cpu", threads=torch.get_num_threads(),
+        dtype=str(next(pipe.demasker.parameters()).dtype), torch=torch.__version__, compiled=options.compiled,
+    )  # fmt: skip
+    for batch in options.batch:
+        time_draws(pipe, batch=batch, repeats=10 * options.repeats)
+    for length in options.length:
+        for batch in options.batch:
+            calls = tuple(min(number, length) for number in options.calls)
+            time_programs(pipe, batch=batch, length=length, calls=calls, repeats=options.repeats)
+    if options.profile:
+        profile_draw(pipe)
+
+
+if __name__ == "__main__":
+    main()
