@@ -157,7 +157,7 @@ class PromptedModel:
                 rows = [row_of[key] for key in streams.keys.tolist()]  # finished samples have left the batch
                 return self.draw(
                     prompt[rows],
-                    drawing,
+                    drawing.of_refresh,
                     strengths,
                     streams,
                     num_steps=drawing.refresh_steps,

@@ -146,8 +146,8 @@ def draws_from(priors: Priors, drawing: Drawing, *, has_given_text: bool) -> Dra
         return priors.draw(streams, drawing, length=tokens.shape[1], on_step=on_step)
 
     def again(tokens: TokenIds, registers: RegisterBank | None, streams: Streams, on_step: OnStep) -> Draw:
-        steps = drawing.refresh_steps
-        return priors.draw_given(tokens, streams, drawing, num_steps=steps, replaced=registers, on_step=on_step)
+        settings, steps = drawing.of_refresh, drawing.refresh_steps
+        return priors.draw_given(tokens, streams, settings, num_steps=steps, replaced=registers, on_step=on_step)
 
     return Draws(first, again)
 

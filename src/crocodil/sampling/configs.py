@@ -123,6 +123,9 @@ class Drawing:
     register_noise: Weight = knob(
         0.0, "Standard deviation of noise added to drawn registers, so that the demasker trusts them less."
     )  # D48
+    refresh_noise: Weight | None = knob(
+        None, "The same for registers that are drawn again, given the text so far. Default: register_noise."
+    )  # D84
     early_stop: bool = knob(
         False, "Stop the diffusion at the noise level of register_noise, instead of adding noise at its end."
     )  # D63
@@ -134,6 +137,17 @@ class Drawing:
     def __post_init__(self) -> None:
         if self.early_stop and not 0 < self.register_noise <= 1000:
             raise ValueError("early_stop needs register_noise, above 0 and up to 1000: where a draw stops")
+        if self.refresh_noise not in (None, self.register_noise):
+            if self.early_stop and not 0 < self.refresh_noise <= 1000:
+                raise ValueError("early_stop needs refresh_noise above 0 and up to 1000: where a refresh stops")
+            if self.refresh_from < 1:
+                raise ValueError("refresh_from below 1 keeps the noise of the registers: leave out refresh_noise")
+
+    @property
+    def of_refresh(self) -> "Drawing":
+        """The settings of a draw that replaces registers."""
+        noise = self.register_noise if self.refresh_noise is None else self.refresh_noise
+        return replace(self, register_noise=noise, refresh_noise=None)
 
     @property
     def calls_per_step(self) -> int:
