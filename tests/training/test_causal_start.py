@@ -126,6 +126,18 @@ def test_later_stages_know_what_the_base_began_as(corpus, trained_base, tmp_path
     assert continue_from_causal(tiny(corpus), workspace(corpus, record)).demasker == run.demasker
 
 
+def test_weights_that_were_stored_in_bfloat16_are_trained_in_float32(corpus, trained_base, tmp_path):
+    source, _ = trained_base
+    half = base_of(source).to(torch.bfloat16)
+    save_model(half, tmp_path / "half" / "base" / "model" / "demasker")
+    shutil.copy(source / "run.json", tmp_path / "half")
+    here = Workspace(corpus, tmp_path / "more", tmp_path / "half")
+    stage, _ = base_stage(continue_from_causal(tiny(corpus), here), here)
+    stored, more = half.state_dict(), stage.demasker.state_dict()
+    assert all(more[name].dtype == torch.float32 for name in more)
+    assert all(torch.equal(more[name], stored[name].float()) for name in more)
+
+
 def test_a_base_goes_on_from_the_base_of_another_run_without_the_causal_model(corpus, trained_base, tmp_path):
     source, _ = trained_base
     here = Workspace(corpus, tmp_path, source)

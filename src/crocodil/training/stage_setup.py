@@ -15,7 +15,6 @@ import torch
 from torch import nn
 
 from crocodil.checkpoints.causal import load_causal
-from crocodil.checkpoints.format import load_model
 from crocodil.checkpoints.llada import load_llada
 from crocodil.checkpoints.qwen3 import load_qwen3_embedding
 from crocodil.checkpoints.tensors import CONFIG_FILE
@@ -203,8 +202,7 @@ def distilled_stage(run: Run, workspace: Workspace) -> tuple[Stage, LoopConfig]:
 def prompted_stage(run: Run, workspace: Workspace) -> tuple[Stage, LoopConfig]:
     loop, objective = run.prompted_loop, run.prompted_objective
     encoder = workspace.trained_encoder().requires_grad_(False)
-    conditional = load_model(workspace.finished("conditional", "denoiser"))
-    assert isinstance(conditional, RegisterDenoiser)
+    conditional = loaded(workspace.finished("conditional", "denoiser"), RegisterDenoiser, "cpu")
     demasker = None
     if objective.demasker_learns:
         demasker = workspace.to_device(loaded(workspace.finished("guided", "demasker"), Demasker, "cpu"))
@@ -296,9 +294,7 @@ def _demasker(run: Run, workspace: Workspace) -> Demasker:
 def _base(run: Run, workspace: Workspace) -> LLaDA:
     if run.pretrained.llada is not None and not (workspace.source / "base" / "model").exists():
         return load_llada(run.pretrained.llada, dtype=torch.float32)
-    base = load_model(workspace.finished("base", "demasker"))
-    assert isinstance(base, LLaDA)
-    return base
+    return loaded(workspace.finished("base", "demasker"), LLaDA, "cpu")
 
 
 def _encoder(run: Run, base: LLaDA) -> RegisterEncoder:

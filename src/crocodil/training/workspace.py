@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
+import torch
 from torch import nn
 
 from crocodil.checkpoints.format import load_model
@@ -82,7 +83,8 @@ class Workspace:
 
 
 def loaded(folder: Path, kind: type[Network], device: str) -> Network:
-    network = load_model(folder, device=device)
+    """Load a network to train, or to train with. Its weights become float32, however they are stored."""
+    network = load_model(folder, dtype=torch.float32, device=device)
     if not isinstance(network, kind):
         raise ValueError(f"{folder} holds a {type(network).__name__}, not a {kind.__name__}")
     return network.eval()
