@@ -377,6 +377,17 @@ def test_the_pages_state_memory_and_hours_that_follow_from_estimates_and_measure
         as_measured = "" if whole[stage] == memory[stage] else f"; {whole[stage]} as measured"
         line = rf"{stage} \| {re.escape(memory[stage] + as_measured)} \| [^|]+ \| {taken:.0f} minutes"
         assert re.search(line, quickstart)
+    own = of("builtin")
+    minutes = {
+        part.stage: 60 * hours(part.flops, rate_of("builtin", part.stage))
+        for part in estimates(own)
+        if part.stage not in ("prior", "prompted")
+    }
+    memory = gigabytes(own)
+    total = f"about {sum(minutes.values()):.0f} minutes"
+    assert f"| `builtin` | {memory['guided']}, for a GPU of 16 GB | {total}" in readme
+    for stage, taken in minutes.items():
+        assert re.search(rf"{stage} \| {memory[stage]} \| [^|]+ \| {taken:.0f} minutes", quickstart)
     for name in ("laptop", "medium"):
         optional = ("prior", "distilled", "prompted")
         parts = {part.stage: part for part in estimates(of(name)) if part.stage not in optional}

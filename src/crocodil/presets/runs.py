@@ -189,7 +189,7 @@ def builtin(corpus: Corpus) -> Run:
             loop, num_steps=8700, batch_size=2048, num_accumulated=16, learning_rate=1.4e-3, decay_share=0.7
         ),
         distilled_loop=replace(
-            loop, num_steps=6000, num_accumulated=4, learning_rate=5e-4, decay_share=0.5, weight_decay=0.01,
+            loop, num_steps=3600, num_accumulated=4, learning_rate=5e-4, decay_share=0.5, weight_decay=0.01,
             warmup_steps=100, average_decay=0.997,
         ),
         guided_objective=DemaskerObjective(
