@@ -1,4 +1,4 @@
-"""How long the built-in model takes: seconds per program of each method, and what a draw of registers costs.
+"""How long the built-in model takes, or another one: seconds per program of each method, and what a draw of registers costs.
 
     python benchmarks/builtin.py --compiled            # one GPU
     python benchmarks/builtin.py --batch 1             # two CPU cores: OMP_NUM_THREADS=2
@@ -73,6 +73,7 @@ def profile_draw(pipe: Crocodil) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="builtin", help="a model folder")
     parser.add_argument("--batch", type=int, nargs="*", default=[1, 16, 64])
     parser.add_argument("--length", type=int, nargs="*", default=[256, 512])
     parser.add_argument("--calls", type=int, nargs="*", default=[16, 64, 256])
@@ -80,7 +81,7 @@ def main() -> None:
     parser.add_argument("--compiled", action="store_true")
     parser.add_argument("--profile", action="store_true", help="print the kernels of a draw")
     options = parser.parse_args()
-    pipe = Crocodil.from_pretrained(compiled=options.compiled)
+    pipe = Crocodil.from_pretrained(options.model, compiled=options.compiled)
     is_cuda = pipe.device.type == "cuda"
     show(
         device=torch.cuda.get_device_name() if is_cuda else "cpu", threads=torch.get_num_threads(),
