@@ -1,4 +1,4 @@
-"""How long the built-in model takes, or another one: seconds per program of each method, and what a draw of registers costs.
+"""How long the built-in model (or --model) takes: seconds per program, and what a draw of registers costs.
 
     python benchmarks/builtin.py --compiled            # one GPU
     python benchmarks/builtin.py --batch 1             # two CPU cores: OMP_NUM_THREADS=2
