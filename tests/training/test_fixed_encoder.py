@@ -57,6 +57,10 @@ def test_a_demasker_learns_alone_and_keeps_the_priors_of_its_model(exported, cor
     assert torch.equal(model.conditional.proj_out.weight, start.conditional.proj_out.weight)
     assert torch.equal(model.demasker.register_map.weight, new.register_map.weight)
     assert "Its priors are those of `model`." in (tmp_path / "model" / "README.md").read_text()
+    fewer = export(tmp_path, corpus, tmp_path / "fewer", "--priors-of", exported, "--without", "prior")
+    assert fewer.exit_code == 0, fewer.exception
+    assert {file.name for file in (tmp_path / "fewer").iterdir() if file.is_dir()} >= {"conditional"}
+    assert not (tmp_path / "fewer" / "prior").exists()
 
 
 @pytest.mark.usefixtures("short_validation")

@@ -105,7 +105,7 @@ def export(
         settings = _settings_of_priors(_settings(run, networks, method, {}), priors_of, knobs)
         card = _card(directory, corpus, networks, license)
         card = _with_line(card, f"Its priors are those of `{Path(priors_of).name}`.")
-        networks |= _priors_of(priors_of, networks["encoder"])
+        networks |= _priors_of(priors_of, networks["encoder"], without or ())
     if weak_prior is not None:
         networks["weak_prior"] = weak_prior
     model = Crocodil.assemble(
@@ -170,15 +170,15 @@ def _settings_of_priors(settings: "Settings", model: str, knobs: dict[str, Any])
     return replace(settings, decoding=decoding, drawing=drawing)
 
 
-def _priors_of(model: str, encoder: Path) -> dict[str, Path]:
+def _priors_of(model: str, encoder: Path, without: Collection[str]) -> dict[str, Path]:
     """Return the priors of another model. They fit only if it has the same encoder."""
     from crocodil.checkpoints.format import load_model
     from crocodil.pipeline.folder import parts_of
 
     networks: dict[str, Path] = parts_of(model)["networks"]
-    found = {name: networks[name] for name in _PRIORS if name in networks}
+    found = {name: networks[name] for name in _PRIORS if name in networks and name not in without}
     if not found.keys() & {"prior", "conditional"}:
-        raise ValueError(f"{model} has no prior: name a model that has one")
+        raise ValueError(f"{model} has no prior{' besides those left out' if without else ''}: name one that has")
     theirs, own = (load_model(path).state_dict() for path in (networks["encoder"], encoder))
     if theirs.keys() != own.keys() or not all(own[name].equal(value) for name, value in theirs.items()):
         raise ValueError(
