@@ -8,37 +8,15 @@ takes as long as that of a base of the same shape.
 """
 
 import argparse
-import json
-import time
 
 import torch
+from clock import seconds, show, synchronise
 from torch.profiler import ProfilerActivity, profile
 
 from crocodil import Crocodil
 from crocodil.seeding import Streams
 
 METHODS = ("base", "conthendisc", "conwithindisc")
-
-
-def seconds(work, repeats: int) -> float:
-    """Return the best of some repeats, after one that does not count."""
-    found = []
-    for _ in range(1 + repeats):
-        synchronise()
-        started_at = time.perf_counter()
-        work()
-        synchronise()
-        found.append(time.perf_counter() - started_at)
-    return min(found[1:])
-
-
-def synchronise() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-
-
-def show(**row: object) -> None:
-    print(json.dumps({k: round(v, 5) if isinstance(v, float) else v for k, v in row.items()}), flush=True)
 
 
 def time_programs(pipe: Crocodil, *, batch: int, length: int, calls: tuple[int, ...], repeats: int) -> None:

@@ -9,12 +9,12 @@ All networks have random weights: speed does not depend on them. Everything in a
 """
 
 import argparse
-import json
 import time
 from dataclasses import replace
 from typing import Any
 
 import torch
+from clock import seconds, show
 
 from crocodil.models.demasker import Demasker, DemaskerConfig
 from crocodil.models.llada import LLaDA, LLaDAConfig
@@ -59,27 +59,6 @@ def networks(model: str, device: str, dtype: torch.dtype):
 
 
 BUILD = (Demasker, RegisterEncoder, RegisterDenoiser, RegisterDenoiser)
-
-
-def seconds(work, repeats: int = 2) -> float:
-    """The best of some repeats, after one that does not count."""
-    found = []
-    for _ in range(1 + repeats):
-        synchronise()
-        started_at = time.perf_counter()
-        work()
-        synchronise()
-        found.append(time.perf_counter() - started_at)
-    return min(found[1:])
-
-
-def synchronise() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-
-
-def show(**row: object) -> None:
-    print(json.dumps({k: round(v, 4) if isinstance(v, float) else v for k, v in row.items()}), flush=True)
 
 
 def in_random_order(calls: int) -> Decoding:

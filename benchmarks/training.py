@@ -24,7 +24,8 @@ from crocodil.corpus.shards import FORMAT, FORMAT_VERSION, Corpus, ShardWriter, 
 from crocodil.models.demasker import Demasker
 from crocodil.models.register_denoiser import RegisterDenoiser
 from crocodil.models.register_encoder import RegisterEncoder
-from crocodil.presets.runs import FROM_CAUSAL, FROM_PRETRAINED, FROM_SCRATCH, assumed_corpus, preset
+from crocodil.presets.assumed import assumed_corpus
+from crocodil.presets.runs import FROM_CAUSAL, FROM_PRETRAINED, FROM_SCRATCH, preset
 from crocodil.runtime.distributed import Ranks
 from crocodil.seeding import generator_for
 from crocodil.training.adapting import add_adapters

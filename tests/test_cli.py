@@ -16,7 +16,8 @@ from crocodil.cli.texts import NewFolder
 from crocodil.judges import DEFAULT_JUDGE, PACKAGED
 from crocodil.pipeline.folder import NETWORKS
 from crocodil.pipeline.settings import BUILTIN, read_settings, settings_file
-from crocodil.presets.runs import ABLATIONS, FROM_CAUSAL, FROM_PRETRAINED, FROM_SCRATCH
+from crocodil.presets.ablated import ABLATIONS
+from crocodil.presets.runs import FROM_CAUSAL, FROM_PRETRAINED, FROM_SCRATCH
 from crocodil.reproduce.experiments import NAMES
 from crocodil.reproduce.protocol import PROTOCOLS
 from crocodil.runtime.config import Temperature, config

@@ -4,6 +4,7 @@ import json
 from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 import torch
@@ -16,10 +17,10 @@ from crocodil.models.register_denoiser import RegisterDenoiser
 from crocodil.models.register_encoder import RegisterEncoder
 from crocodil.objectives import sample_visible_registers
 from crocodil.presets import models
+from crocodil.presets.ablated import ABLATIONS
+from crocodil.presets.assumed import assumed_corpus
 from crocodil.presets.rates import MEASURED, hours, rate_of
 from crocodil.presets.runs import (
-    ABLATIONS,
-    assumed_corpus,
     builtin,
     laptop,
     medium,
@@ -152,6 +153,18 @@ def test_preset_builtin_has_the_networks_and_the_drawing_of_the_built_in_model()
     assert run.distil_objective.draw_steps == drawing["prior_steps"]
     assert run.prior_objective.time_shift == drawing["time_shift"]
     check_encoder_fits_base(run.encoder, run.demasker.backbone)
+
+
+def test_the_speeds_of_builtin_follow_from_the_minutes_on_its_card():
+    card = (Path(crocodil.__file__).parent / "builtin" / "README.md").read_text()
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in card.splitlines() if line.startswith("|")]
+    # It was trained on six batches of 256 tokens for one of 512; the preset has two for one.
+    longer = fmean([256, 256, 512]) / fmean([256] * 6 + [512])
+    for stage in ("base", "guided", "conditional", "distilled"):
+        runs = [row for row in rows if row[0].split(",")[0] == stage and len(row) == 6]
+        seconds = 60 * sum(float(row[5]) for row in runs) / sum(int(row[1]) for row in runs)
+        expected = seconds * longer if stage in ("base", "guided") else seconds
+        assert MEASURED["builtin", stage].seconds == pytest.approx(expected, rel=0.01)
 
 
 def test_the_encoder_of_medium_can_be_initialised_from_its_base():

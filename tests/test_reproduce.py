@@ -435,7 +435,8 @@ def test_with_aims_the_sweep_chooses_the_most_aims_then_the_highest_mauve():
     varied = {"mauve": 0.58, "mauve_spread": 0.05, "gen_ppl": 12.0, "aims_reached": ["entropy", "distinct_2"]}
     better = {**varied, "mauve": 0.59}
     assert best([repeating, varied, better]) is better
-    assert finalists([{**row, "swept": []} for row in (repeating, varied)], 1) == [{}]
+    swept = [{**row, "swept": ["gen_ppl"]} for row in (repeating, varied)]
+    assert finalists(swept, 1) == [{"gen_ppl": 12.0}]
     assert best([{**row, "aims_reached": []} for row in (repeating, varied, better)])["gen_ppl"] == 5.0
 
 

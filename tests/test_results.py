@@ -19,9 +19,10 @@ from crocodil.metrics.text_statistics import parses_as_python
 from crocodil.pipeline import Crocodil, Method
 from crocodil.pipeline.card import NOT_YET_MEASURED
 from crocodil.pipeline.settings import BUILTIN, model_folder, read_settings, settings_file
+from crocodil.presets.assumed import assumed_corpus
 from crocodil.presets.changes import with_changes
 from crocodil.presets.rates import hours, rate_of
-from crocodil.presets.runs import assumed_corpus, preset
+from crocodil.presets.runs import preset
 from crocodil.reproduce.context import parts, with_base
 from crocodil.reproduce.document import as_markdown
 from crocodil.reproduce.experiments import read_all

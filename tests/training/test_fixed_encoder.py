@@ -59,8 +59,9 @@ def test_a_demasker_learns_alone_and_keeps_the_priors_of_its_model(exported, cor
     assert "Its priors are those of `model`." in (tmp_path / "model" / "README.md").read_text()
     fewer = export(tmp_path, corpus, tmp_path / "fewer", "--priors-of", exported, "--without", "prior")
     assert fewer.exit_code == 0, fewer.exception
-    assert {file.name for file in (tmp_path / "fewer").iterdir() if file.is_dir()} >= {"conditional"}
-    assert not (tmp_path / "fewer" / "prior").exists()
+    for folder, has_prior in (("model", True), ("fewer", False)):
+        assert (tmp_path / folder / "conditional").exists()
+        assert (tmp_path / folder / "prior").exists() == has_prior
 
 
 @pytest.mark.usefixtures("short_validation")

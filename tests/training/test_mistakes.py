@@ -11,13 +11,13 @@ from tiny_causal import save_causal
 from typer.testing import CliRunner
 
 from crocodil import cli
+from crocodil.presets.ablated import ABLATIONS
+from crocodil.presets.assumed import assumed_corpus
 from crocodil.presets.changes import with_changes
 from crocodil.presets.runs import (
-    ABLATIONS,
     FROM_CAUSAL,
     FROM_PRETRAINED,
     FROM_SCRATCH,
-    assumed_corpus,
     tiny,
 )
 from crocodil.presets.runs import preset as preset_of

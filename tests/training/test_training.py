@@ -24,7 +24,8 @@ from crocodil.models.denoiser_starts import fresh_noise_copy_of
 from crocodil.models.register_encoder import RegisterEncoder
 from crocodil.objectives import DistilObjective, RateObjective
 from crocodil.pipeline import Crocodil
-from crocodil.presets.runs import ABLATIONS, tiny
+from crocodil.presets.ablated import ABLATIONS
+from crocodil.presets.runs import tiny
 from crocodil.runtime.distributed import Ranks
 from crocodil.sampling.cost import Cost, num_parameters
 from crocodil.seeding import generator_for

@@ -27,8 +27,8 @@ def show_estimates(
     """Print what each stage of the run needs. Without a corpus, its size is assumed."""
     from crocodil.checkpoints.causal import read_causal_config
     from crocodil.corpus.shards import Corpus
+    from crocodil.presets.assumed import assumed_corpus
     from crocodil.presets.changes import with_changes
-    from crocodil.presets.runs import assumed_corpus
     from crocodil.training.pruning import spaced_layers
     from crocodil.training.run import STAGES
 

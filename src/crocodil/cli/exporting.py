@@ -178,7 +178,8 @@ def _priors_of(model: str, encoder: Path, without: Collection[str]) -> dict[str,
     networks: dict[str, Path] = parts_of(model)["networks"]
     found = {name: networks[name] for name in _PRIORS if name in networks and name not in without}
     if not found.keys() & {"prior", "conditional"}:
-        raise ValueError(f"{model} has no prior{' besides those left out' if without else ''}: name one that has")
+        left_out = " besides what --without leaves out" if without else ""
+        raise ValueError(f"{model} has no prior{left_out}: name a model that has one")
     theirs, own = (load_model(path).state_dict() for path in (networks["encoder"], encoder))
     if theirs.keys() != own.keys() or not all(own[name].equal(value) for name, value in theirs.items()):
         raise ValueError(

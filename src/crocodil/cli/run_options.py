@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def run_of(preset: str, ablation: str | None, corpus: "Corpus", folders: dict[str, Path | None]) -> "Run":
     """Return the run of a preset, or an ablation of it."""
-    from crocodil.presets.runs import ABLATIONS
+    from crocodil.presets.ablated import ABLATIONS
     from crocodil.presets.runs import preset as preset_of
     from crocodil.training.run_config import Pretrained
 

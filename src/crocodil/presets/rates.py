@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from statistics import fmean
 
-from crocodil.presets.runs import assumed_corpus, preset
+from crocodil.presets.assumed import assumed_corpus
+from crocodil.presets.runs import preset
 from crocodil.training.estimate import step_flops
 from crocodil.training.run_config import Pretrained
 

@@ -1,17 +1,13 @@
-"""Presets: complete training runs for the vocabulary of a given corpus, and ablations of them."""
+"""Presets: complete training runs for the vocabulary of a given corpus."""
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from crocodil.checkpoints.llada import llada_config
 from crocodil.checkpoints.qwen3 import qwen3_config
 from crocodil.checkpoints.tensors import CONFIG_FILE
-from crocodil.corpus.shards import PROGRAM, Corpus, Programs
+from crocodil.corpus.shards import Corpus
 from crocodil.models.demasker import DemaskerConfig
 from crocodil.models.llada import LLaDAConfig
 from crocodil.models.register_denoiser import RegisterDenoiserConfig
@@ -25,10 +21,6 @@ from crocodil.training.run_config import Pretrained, Run
 # Algorithms 1, 4 and 5 as printed, without our additions.
 PAPER_GUIDED_OBJECTIVE = DemaskerObjective(empty_prefix_rate=0.0, given_rate=0.0)
 PAPER_PRIOR_OBJECTIVE = PriorObjective(condition_drop_rate=0.0, given_rate=0.0)
-PAPER_WARMUP_STEPS = 4000  # App. C: the encoder is trained alone
-PAPER_NUM_PROGRAMS = 12_000_000  # Sec. 5
-
-_LOOPS = ("base_loop", "guided_loop", "prior_loop", "conditional_loop")
 
 
 # ---------------------------------------------------------------- from scratch
@@ -46,7 +38,7 @@ def tiny(corpus: Corpus) -> Run:
         demasker=_demasker(corpus, width=64, num_layers=2, num_heads=4, num_registers=8, register_width=32),
         encoder=_encoder(corpus, width=64, num_layers=2, num_heads=4, num_registers=8, register_width=32),
         prior=prior,
-        conditional=_conditional(prior, num_registers=8),
+        conditional=with_condition(prior, num_registers=8),
         base_loop=loop,
         guided_loop=loop,
         prior_loop=loop,
@@ -77,7 +69,7 @@ def laptop(corpus: Corpus) -> Run:
         demasker=replace(demasker, across_text=True),
         encoder=replace(encoder, across_text=True, causal=False),
         prior=prior,
-        conditional=_conditional(prior, num_registers=32),
+        conditional=with_condition(prior, num_registers=32),
         base_loop=loop,
         guided_loop=loop,
         prior_loop=prior_loop,
@@ -118,7 +110,7 @@ def small(corpus: Corpus) -> Run:
         demasker=replace(demasker, across_text=True),
         encoder=replace(encoder, across_text=True, causal=False),
         prior=prior,
-        conditional=_conditional(prior, num_registers=64),
+        conditional=with_condition(prior, num_registers=64),
         base_loop=loop,
         guided_loop=loop,
         prior_loop=prior_loop,
@@ -181,7 +173,7 @@ def builtin(corpus: Corpus) -> Run:
         demasker=replace(like.demasker, backbone=backbone),
         encoder=_encoder_like(like.encoder, backbone, num_layers=4),
         prior=prior,
-        conditional=_conditional(prior, num_registers=64),
+        conditional=with_condition(prior, num_registers=64),
         base_loop=replace(loop, decay_share=0.0),
         guided_loop=replace(loop, num_steps=8200, learning_rate=1.4e-3, average_decay=0.99),
         prior_loop=replace(like.prior_loop, num_steps=8700),
@@ -233,7 +225,7 @@ def paper(corpus: Corpus, pretrained: Pretrained) -> Run:
         ),
         encoder=encoder,
         prior=prior,
-        conditional=_conditional(prior, num_registers=encoder.num_registers),
+        conditional=with_condition(prior, num_registers=encoder.num_registers),
         base_loop=loop,
         guided_loop=loop,
         prior_loop=prior_loop,
@@ -259,7 +251,7 @@ def paper_plus(corpus: Corpus, pretrained: Pretrained) -> Run:
         guided_objective=DemaskerObjective(empty_prefix_rate=0.1, given_rate=0.1),
         prior_objective=PriorObjective(condition_drop_rate=0.1, given_rate=0.25),
         prior=prior,
-        conditional=_conditional(prior, num_registers=run.encoder.num_registers),
+        conditional=with_condition(prior, num_registers=run.encoder.num_registers),
     )
 
 
@@ -296,105 +288,6 @@ def preset(name: str, corpus: Corpus, pretrained: Pretrained) -> Run:
         start = "trains from scratch" if name in FROM_SCRATCH else "begins as a causal model (--causal)"
         raise ValueError(f"preset {name} {start}: --llada and --qwen are for {', '.join(FROM_PRETRAINED)}")
     return others[name](corpus)
-
-
-# ---------------------------------------------------------------- ablations
-
-
-def as_printed(run: Run) -> Run:
-    """The paper's method as printed, without our additions, with the sizes, lengths, steps and rates of the run.
-
-    Registers come before the text and shift it, the encoder is causal and not initialised from the base, all
-    numbers k of registers are equally likely, the priors model all registers without self-conditioning, and AdamW
-    is the optimiser.
-    """
-    prior = replace(run.prior, num_registers=run.encoder.num_registers, self_conditioned=False)
-    warmup = PAPER_WARMUP_STEPS if run.guided_loop.num_steps > PAPER_WARMUP_STEPS else run.encoder_warmup_steps
-    return replace(
-        literal_positions(run),
-        encoder=replace(run.encoder, across_text=False, causal=True),
-        prior=prior,
-        conditional=_conditional(prior, num_registers=run.encoder.num_registers),
-        guided_objective=PAPER_GUIDED_OBJECTIVE,
-        prior_objective=PAPER_PRIOR_OBJECTIVE,
-        encoder_warmup_steps=warmup,
-        encoder_begins_as_base=False,
-        denoiser_begins_as_demasker=False,
-        **{name: replace(getattr(run, name), optimiser="adamw") for name in _LOOPS},
-    )
-
-
-def before_text(run: Run) -> Run:
-    """Registers come before the text in the demasker and after it in the encoder (App. C), not as in D26."""
-    return replace(
-        run,
-        demasker=replace(run.demasker, across_text=False),
-        encoder=replace(run.encoder, across_text=False),
-    )
-
-
-def literal_positions(run: Run) -> Run:
-    """The registers come before the text and shift its positions, as printed in App. C (decision D16)."""
-    run = before_text(run)
-    return replace(run, demasker=replace(run.demasker, literal_positions=True))
-
-
-def _guided(**fields: Any) -> Callable[[Run], Run]:
-    return lambda run: replace(run, guided_objective=replace(run.guided_objective, **fields))
-
-
-def noise_from_halfway(run: Run) -> Run:
-    """Registers are noised only in the second half of stage guided: an ablation of ours (decision D66)."""
-    return replace(run, register_noise_from=(run.guided_loop.num_steps + 1) // 2)
-
-
-# Ablations of the paper's ideas, each as a change to any run.
-ABLATIONS: dict[str, Callable[[Run], Run]] = {
-    "without register noise": _guided(register_cosine=1.0),  # Fig. 7
-    "register noise from halfway": noise_from_halfway,
-    "without nested dropout": _guided(nested_dropout=False),  # App. C
-    "without all-mask samples": _guided(all_mask_rate=0.0),  # App. C
-    "without block offsets": lambda run: replace(  # App. G
-        run, prior_objective=replace(run.prior_objective, largest_offset=0.0)
-    ),
-    "literal two-axis RoPE": literal_positions,
-    "as printed": as_printed,
-}
-
-
-# ---------------------------------------------------------------- an assumed corpus, for estimates
-
-_VOCABULARIES = {"laptop": 4096, "builtin": 12_288}  # of corpora with few tokens, if not the usual one
-_USUAL_VOCABULARY = 8192
-
-
-class AssumedCorpus(Corpus):
-    """A corpus without programs: it has what a preset needs for an estimate, and cannot be trained on."""
-
-    def __init__(self, *, vocab_size: int, special: dict[str, int], num_programs: int) -> None:
-        description: Any = {"tokenizer": {"vocab_size": vocab_size, "special": special}}
-        self.directory, self.description, self.num_programs = Path("assumed corpus"), description, num_programs
-
-    def programs(self, split: str, *, length: int) -> Programs:
-        """Return a view of `num_programs` empty programs, which takes no memory."""
-        view = Programs([], length, bos=0, eos=0)
-        view.index = np.broadcast_to(np.zeros((), dtype=PROGRAM), (self.num_programs,))
-        return view
-
-
-def assumed_corpus(preset: str) -> tuple[AssumedCorpus, str]:
-    """Return a corpus for an estimate of a preset, and what it assumes, in words."""
-    if preset in (*FROM_SCRATCH, "builtin"):
-        special = {"mask": 0, "bos": 1, "eos": 2, "pad": 3}
-        size = _VOCABULARIES.get(preset, _USUAL_VOCABULARY)
-        corpus = AssumedCorpus(vocab_size=size, special=special, num_programs=PAPER_NUM_PROGRAMS)
-        return corpus, f"a vocabulary of {size:,}"
-    shape = qwen25_coder_05b() if preset in FROM_CAUSAL else llada_8b()
-    special = {"mask": shape.mask_id, "bos": shape.eos_id, "eos": shape.eos_id, "pad": shape.pad_id}
-    corpus = AssumedCorpus(vocab_size=shape.vocab_size, special=special, num_programs=PAPER_NUM_PROGRAMS)
-    if preset in FROM_CAUSAL:
-        return corpus, f"the vocabulary of Qwen2.5-Coder-0.5B, {shape.vocab_size:,}"
-    return corpus, f"{PAPER_NUM_PROGRAMS:,} programs, as in the paper"
 
 
 # ---------------------------------------------------------------- network shapes
@@ -472,7 +365,7 @@ def _pretrained_shapes(pretrained: Pretrained) -> tuple[LLaDAConfig, RegisterEnc
     return backbone, encoder
 
 
-def _conditional(prior: RegisterDenoiserConfig, *, num_registers: int) -> RegisterDenoiserConfig:
+def with_condition(prior: RegisterDenoiserConfig, *, num_registers: int) -> RegisterDenoiserConfig:
     """Return the same denoiser with cross-attention to all registers of the visible text."""
     return replace(prior, condition_width=prior.register_width, condition_length=num_registers)
 

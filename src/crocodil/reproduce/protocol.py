@@ -50,9 +50,7 @@ class Protocol:
         128  # re-rank the top candidates at this many calls; used for larger budgets (our choice)
     )
     num_finalists: Count = 3
-    aims: Aims | None = (
-        None  # choose the candidate that reaches the most of them; None: by MAUVE and Gen-PPL (D83)
-    )
+    aims: Aims | None = None  # choose by how many are reached; None: by MAUVE and Gen-PPL (D83)
     chosen_at: Length | None = None  # choose settings at this length, for all lengths; None: at each length (D64)
     ablation_calls: tuple[Length, ...] = (16, 64)  # App. G shows curves; the numbers of calls are not stated
     mask_probs: tuple[Share, ...] = tuple(tenth / 10 for tenth in range(1, 11))

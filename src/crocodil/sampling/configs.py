@@ -124,7 +124,7 @@ class Drawing:
         0.0, "Standard deviation of noise added to drawn registers, so that the demasker trusts them less."
     )  # D48
     refresh_noise: Weight | None = knob(
-        None, "The same for registers that are drawn again, given the text so far. Default: register_noise."
+        None, "As register_noise, but for registers that are drawn again. Default: the same noise."
     )  # D84
     early_stop: bool = knob(
         False, "Stop the diffusion at the noise level of register_noise, instead of adding noise at its end."

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from crocodil.pipeline import Crocodil, Generation, Method
-from crocodil.presets.runs import ABLATIONS
+from crocodil.presets.ablated import ABLATIONS
 from crocodil.processes.registers import block_ends
 from crocodil.reproduce import published
 from crocodil.reproduce.context import (
