@@ -8,6 +8,7 @@ takes as long as that of a base of the same shape.
 """
 
 import argparse
+from collections.abc import Callable
 
 import torch
 from clock import seconds, show, synchronise
@@ -37,16 +38,26 @@ def time_draws(pipe: Crocodil, *, batch: int, repeats: int) -> None:
     show(what="draw", batch=batch, ms=1e3 * seconds(lambda: pipe.draw(streams), repeats))
 
 
-def profile_draw(pipe: Crocodil) -> None:
-    """Print the kernels of one draw for one program, by their time on the GPU."""
+def profile_all(pipe: Crocodil, *, calls: int) -> None:
+    """Print the kernels of a draw for one program, and of one program by each method."""
     streams = Streams.of("benchmark", samples=range(1), device=pipe.device)
-    pipe.draw(streams)
-    kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if pipe.device.type == "cuda" else [])]
+    print_kernels("draw", lambda: pipe.draw(streams))
+    for method in METHODS:
+        print_kernels(
+            method, lambda method=method: pipe.generate(1, method=method, calls=calls, show_progress=False)
+        )
+
+
+def print_kernels(name: str, work: Callable[[], object]) -> None:
+    """Print what takes most time on the GPU, or on the CPU if there is none."""
+    is_cuda = torch.cuda.is_available()
+    work()
+    kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if is_cuda else [])]
     with profile(activities=kinds) as found:
-        pipe.draw(streams)
+        work()
         synchronise()
-    key = "cuda_time_total" if pipe.device.type == "cuda" else "cpu_time_total"
-    print(found.key_averages().table(sort_by=key, row_limit=20, max_name_column_width=60))
+    key = "cuda_time_total" if is_cuda else "cpu_time_total"
+    print(name, found.key_averages().table(sort_by=key, row_limit=20, max_name_column_width=60), sep="\n")
 
 
 def main() -> None:
@@ -57,7 +68,7 @@ def main() -> None:
     parser.add_argument("--calls", type=int, nargs="*", default=[16, 64, 256])
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--compiled", action="store_true")
-    parser.add_argument("--profile", action="store_true", help="print the kernels of a draw")
+    parser.add_argument("--profile", action="store_true", help="print the kernels of a draw and of a program")
     options = parser.parse_args()
     pipe = Crocodil.from_pretrained(options.model, compiled=options.compiled)
     is_cuda = pipe.device.type == "cuda"
@@ -72,7 +83,7 @@ def main() -> None:
             calls = tuple(min(number, length) for number in options.calls)
             time_programs(pipe, batch=batch, length=length, calls=calls, repeats=options.repeats)
     if options.profile:
-        profile_draw(pipe)
+        profile_all(pipe, calls=options.calls[0])
 
 
 if __name__ == "__main__":

@@ -9,9 +9,10 @@ from dataclasses import replace
 import tiny
 import torch
 
+from crocodil.pipeline.engine import engine_for
 from crocodil.processes.categorical import Allowed
 from crocodil.processes.reveal import AtRandom, MostConfident
-from crocodil.runtime.graphs import Recorder, eager
+from crocodil.runtime.graphs import eager
 from crocodil.sampling.configs import Decoding
 from crocodil.sampling.decode import PLAIN, Engine, decode, reveal
 from crocodil.sampling.guidance import Guided
@@ -21,7 +22,8 @@ from crocodil.seeding import Streams
 
 def main(device: str) -> None:
     demasker = tiny.demasker().to(device)
-    engine = Engine(Recorder() if device == "cuda" else eager, torch.compile(reveal, dynamic=True))
+    compiled = Engine(eager, torch.compile(reveal, dynamic=True))
+    engine = engine_for(torch.device(device), compiled=True) if device == "cuda" else compiled
     tokens = torch.ones(2, tiny.VOCAB, dtype=torch.bool, device=device)
     tokens[1] = torch.arange(tiny.VOCAB, device=device) % 13 == 1
     row = (torch.arange(16, device=device) % 5 == 3).long().expand(32, -1)

@@ -18,10 +18,11 @@ from crocodil.models.register_denoiser import Attention
 from crocodil.processes.reveal import AboveThreshold, AtRandom, MostConfident, Remask, RemaskByConfidence
 from crocodil.runtime import graphs
 from crocodil.runtime.graphs import Recorder
-from crocodil.sampling.algorithms import con_then_disc, con_within_disc, draw_registers
+from crocodil.sampling.algorithms import con_then_disc, con_within_disc
 from crocodil.sampling.configs import Decoding, Drawing
 from crocodil.sampling.decode import PLAIN, Engine
 from crocodil.sampling.guidance import Guided
+from crocodil.sampling.register_draw import draw_registers
 from crocodil.sampling.state import Canvas
 from crocodil.seeding import Streams
 from crocodil.training.journal import Journal, StepResult

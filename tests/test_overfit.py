@@ -8,9 +8,10 @@ import torch
 from tiny import MASK
 
 from crocodil.objectives import DemaskerObjective, PriorObjective, base_loss, guided_step, prior_loss
-from crocodil.sampling.algorithms import autoencode, con_then_disc, draw_registers
+from crocodil.sampling.algorithms import autoencode, con_then_disc
 from crocodil.sampling.configs import Decoding, Drawing
 from crocodil.sampling.guidance import Guided
+from crocodil.sampling.register_draw import draw_registers
 from crocodil.sampling.state import Canvas
 
 LENGTH, NUM_REGISTERS, REGISTER_WIDTH = 16, 4, 32

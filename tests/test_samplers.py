@@ -34,8 +34,8 @@ from crocodil.processes.reveal import (
     RemaskByConfidence,
     Revise,
 )
-from crocodil.sampling import algorithms
 from crocodil.sampling import decode as decoding_loop
+from crocodil.sampling import register_draw
 from crocodil.sampling.algorithms import autoencode, con_then_disc, con_within_disc
 from crocodil.sampling.configs import Decoding, Drawing
 from crocodil.sampling.cost import Cost, Size
@@ -123,7 +123,7 @@ def settle(demask, tokens, how, allowed, *, streams):
 
 def draw_registers(denoiser, drawing, *, streams, **options):
     options = {"shape": (NUM_REGISTERS, REGISTER_WIDTH), "num_steps": 8} | options
-    return algorithms.draw_registers(denoiser, drawing, streams=streams, **options)
+    return register_draw.draw_registers(denoiser, drawing, streams=streams, **options)
 
 
 # ---------------------------------------------------------------- the loop

@@ -84,7 +84,8 @@ class Streams:
 
     def _words(self, count: int) -> Int[Tensor, "B {count}"]:
         """Draw `count` random 32-bit words per sample."""
-        draw = _draw_on_gpu if self.keys.is_cuda else four_words_each
+        is_separate = self.keys.is_cuda and not torch.compiler.is_compiling()
+        draw = _draw_on_gpu if is_separate else four_words_each
         return draw(self.keys, (count + 3) // 4)[:, :count]
 
 

@@ -12,10 +12,10 @@ from crocodil.models.register_denoiser import RegisterDenoiser
 from crocodil.objectives import PriorObjective, prior_loss
 from crocodil.presets import models
 from crocodil.processes.gaussian import signal_and_noise_level
-from crocodil.sampling.algorithms import draw_registers
 from crocodil.sampling.configs import Drawing
 from crocodil.sampling.cost import Cost
 from crocodil.sampling.guidance import DualGuided, GuidedDenoiser
+from crocodil.sampling.register_draw import draw_registers
 from crocodil.seeding import generator_for
 
 STANDARDISED = replace(tiny.DENOISER, standardised=True)

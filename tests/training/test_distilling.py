@@ -21,10 +21,10 @@ from crocodil.processes.gaussian import (
     signal_and_noise_level,
 )
 from crocodil.processes.registers import block_index
-from crocodil.sampling.algorithms import draw_registers
 from crocodil.sampling.configs import Drawing
 from crocodil.sampling.cost import Cost
 from crocodil.sampling.guidance import FlowMap
+from crocodil.sampling.register_draw import draw_registers
 from crocodil.seeding import generator_for
 from crocodil.training.distilling import Teacher
 from crocodil.training.run_config import Pretrained, RunSummary

@@ -19,8 +19,8 @@ from crocodil.objectives import (
     matching_loss,
 )
 from crocodil.processes.gaussian import Denoised, add_noise, ddim, ddim_step, signal_and_noise_level
-from crocodil.sampling.algorithms import draw_registers
 from crocodil.sampling.configs import Drawing
+from crocodil.sampling.register_draw import draw_registers
 from crocodil.seeding import generator_for
 from crocodil.training.loop import Phase, Turn, turn_at
 

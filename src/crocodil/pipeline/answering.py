@@ -30,6 +30,7 @@ from crocodil.sampling import algorithms
 from crocodil.sampling.configs import Decoding, Drawing
 from crocodil.sampling.cost import Cost
 from crocodil.sampling.decode import Engine
+from crocodil.sampling.register_draw import draw_registers
 from crocodil.sampling.state import Canvas, Draw, Samples, refresh_streams
 from crocodil.seeding import Streams
 from crocodil.shapes import RegisterBank, TokenIds
@@ -106,7 +107,7 @@ class PromptedModel:
             dropped.append((strengths.condition, denoiser.cross_attention_kv(None, prompt=prompt)))
         if strengths.prompt != 1:
             dropped.append((strengths.prompt, denoiser.cross_attention_kv(condition)))
-        drawn = algorithms.draw_registers(
+        drawn = draw_registers(
             denoiser,
             replace(drawing, autoguidance=1.0),  # the weak prior was trained without prompts
             shape=(denoiser.config.num_registers, denoiser.config.register_width),

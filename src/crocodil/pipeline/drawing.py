@@ -13,10 +13,10 @@ from crocodil.models.register_denoiser import RegisterDenoiser
 from crocodil.models.register_encoder import RegisterEncoder
 from crocodil.pipeline.canvases import NOTHING, masked_canvas
 from crocodil.processes.gaussian import OnStep
-from crocodil.sampling.algorithms import draw_registers
 from crocodil.sampling.configs import Drawing
 from crocodil.sampling.cost import Cost
 from crocodil.sampling.decode import Engine
+from crocodil.sampling.register_draw import Schedule, draw_registers
 from crocodil.sampling.state import Draw
 from crocodil.seeding import Streams
 from crocodil.shapes import RegisterBank, TokenIds
@@ -90,11 +90,14 @@ class Priors:
         if weak is None and self.weak is not None:
             drawing = replace(drawing, autoguidance=1.0)
         condition_kv, weak_condition_kv = [*condition_kvs, None, None][:2]
+        replaces = replaced is not None and drawing.refresh_from < 1
+        schedule = self._schedule(prior, drawing, num_steps, replaces=replaces, device=streams.keys.device)
         return draw_registers(
             prior,
             drawing,
             shape=(prior.config.num_registers, prior.config.register_width),
             num_steps=num_steps,
+            schedule=schedule,
             self_conditioned=prior.config.self_conditioned,
             flow_map=prior.config.flow_map,
             fresh_noise=prior.config.fresh_noise,
@@ -123,6 +126,26 @@ class Priors:
             canvas = masked_canvas(NOTHING, self.tokenizer, length=length).to(device)
             self._bare_canvases[key] = conditional.cross_attention_kv(self.condition(canvas.tokens))
         return self._bare_canvases[key]
+
+    def _schedule(
+        self, prior: RegisterDenoiser, drawing: Drawing, num_steps: int, *, replaces: bool, device: torch.device
+    ) -> Schedule:
+        """Return the schedule of these draws, computed once: computing it waits for the device."""
+        key = prior, drawing, num_steps, replaces, device
+        if key not in self._schedules:
+            self._schedules[key] = Schedule.of(
+                drawing,
+                shape=(prior.config.num_registers, prior.config.register_width),
+                num_steps=num_steps,
+                replaces=replaces,
+                unstandardise=prior.unstandardise,
+                device=device,
+            )
+        return self._schedules[key]
+
+    @cached_property
+    def _schedules(self) -> dict[tuple[RegisterDenoiser, Drawing, int, bool, torch.device], Schedule]:
+        return {}
 
     @cached_property
     def _bare_canvases(self) -> dict[tuple[RegisterDenoiser, int], Tensor]:

@@ -1,14 +1,16 @@
 """How a model runs on its device: compiled blocks, CUDA graphs, and the batch size that fits in memory."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Hashable, Iterable
+from typing import Any
 
 import torch
 from torch import nn
 
 from crocodil.models.llada import LLaDAConfig
 from crocodil.runtime.devices import free_memory
-from crocodil.runtime.graphs import Recorder
+from crocodil.runtime.graphs import Inputs, Play, Recorder
 from crocodil.sampling.decode import PLAIN, Engine, reveal
+from crocodil.seeding import compiled_draws
 
 LARGEST_BATCH = 256  # larger batches are not faster
 LARGEST_CPU_BATCH = 16  # larger batches take as much CPU time per text, and all texts wait longer
@@ -30,7 +32,18 @@ def engine_for(device: torch.device, *, compiled: bool) -> Engine:
         return PLAIN
     if compiled:
         torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, MAX_COMPILED_VARIANTS)
-    return Engine(Recorder(), torch.compile(reveal, dynamic=True) if compiled else reveal)
+        return Engine(with_compiled_draws(Recorder()), torch.compile(reveal, dynamic=True))
+    return Engine(Recorder())
+
+
+def with_compiled_draws(play: Play) -> Play:
+    """Return a `play` whose steps draw random numbers with one kernel each (decision D72)."""
+
+    def play_compiled(step: Callable[..., Any], key: Hashable, inputs: Inputs) -> Any:
+        with compiled_draws():
+            return play(step, key, inputs)
+
+    return play_compiled
 
 
 def affordable_batch(backbone: LLaDAConfig, length: int, device: torch.device, *, prefix: int = 0) -> int:

@@ -147,18 +147,50 @@ def ddim(
     `denoise` gets the registers, their times, the times of the next step, its previous prediction (zero at first)
     and `inputs`. `play` executes a step.
     """
+    register_times = ddim_register_times(times, offsets, shift=shift, stops_early=stops_early)
+    return ddim_along(
+        denoise,
+        noisy_registers,
+        register_times.to(noisy_registers.device),
+        eta=eta,
+        streams=streams,
+        inputs=inputs,
+        on_step=on_step,
+        play=play,
+    )
+
+
+def ddim_register_times(
+    times: Sequence[float], offsets: Offsets, *, shift: float = 1.0, stops_early: bool = False
+) -> Float[Tensor, "T K"]:
+    """Return the time of each register at each of the base times."""
     _check_times(times, offsets, stops_early=stops_early)
+    return effective_time(torch.tensor(times), offsets, shift=shift)
+
+
+def ddim_along(
+    denoise: DenoiseAgain,
+    noisy_registers: RegisterBank,
+    register_times: Float[Tensor, "T K"],
+    *,
+    eta: float = 0.0,
+    streams: Streams | None = None,
+    inputs: Sequence[Tensor] = (),
+    on_step: OnStep | None = None,
+    play: Play = eager,
+) -> RegisterBank:
+    """Compute `ddim` for times that are already on the device. Nothing else is read from the host."""
     if eta and streams is None:
         raise ValueError("eta > 0 draws fresh noise: pass streams")
     registers, prediction = noisy_registers, torch.zeros_like(noisy_registers)
-    step = DDIMStep(denoise, eta)
-    base_times = torch.tensor(times, device=registers.device)[:, None].expand(-1, len(registers))
-    register_times = [effective_time(time, offsets.to(registers.device), shift=shift) for time in base_times]
-    for number, (time, next_time) in enumerate(pairwise(register_times)):
-        fresh = streams.at("ddim", number).normal(*registers.shape[1:]) if eta and streams else None
-        registers, prediction = play(step, step, (registers, prediction, time, next_time, fresh, *inputs))
+    step, keys = DDIMStep(denoise, eta), streams.keys if eta and streams else None
+    num_steps = len(register_times) - 1
+    numbers = torch.arange(num_steps, device=registers.device)
+    times = register_times[:, None].expand(-1, len(registers), -1)
+    for done, (time, next_time, number) in enumerate(zip(times[:-1], times[1:], numbers, strict=True), start=1):
+        registers, prediction = play(step, step, (registers, prediction, time, next_time, keys, number, *inputs))
         if on_step is not None:
-            on_step(number + 1, len(times) - 1)
+            on_step(done, num_steps)
     return registers
 
 
@@ -171,7 +203,7 @@ def _check_times(times: Sequence[float], offsets: Offsets, *, stops_early: bool)
 
 @dataclass(frozen=True)
 class DDIMStep:
-    """One step of DDIM as a function of tensors: a GPU can record it as a graph."""
+    """One step of DDIM and its fresh noise, as a function of tensors: a GPU can record it as a graph."""
 
     denoise: DenoiseAgain
     eta: float
@@ -182,9 +214,13 @@ class DDIMStep:
         last_prediction: RegisterBank,
         time: RegisterTime,
         next_time: RegisterTime,
-        fresh: RegisterBank | None,
+        keys: Int[Tensor, "B"] | None,  # of the random streams; None without fresh noise
+        number: Int[Tensor, ""],
         *inputs: Tensor,
     ) -> tuple[RegisterBank, RegisterBank]:
+        fresh = None
+        if keys is not None:
+            fresh = Streams(keys).at("ddim", number.expand_as(keys)).normal(*registers.shape[1:])
         clean, prediction = self.denoise(registers, time, next_time, last_prediction, *inputs)
         return ddim_step(registers, clean, time, next_time, eta=self.eta, fresh=fresh), prediction
 

@@ -7,13 +7,14 @@ mathematics.
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from crocodil.processes.gaussian import Offsets, effective_time, last_base_time, signal_and_noise_level
-from crocodil.processes.registers import perturb
+from crocodil.processes.registers import normalise, perturb
 from crocodil.sampling.configs import Drawing
 from crocodil.seeding import Streams
 from crocodil.shapes import RegisterBank, RegisterTime
@@ -42,22 +43,18 @@ class EarlyStop:
         """The base time at which a draw stops."""
         return last_base_time(self.offsets, noise_std=self.noise_std / self.scale.max().item(), shift=self.shift)
 
-    def over_signal(self, stopped: RegisterBank) -> RegisterBank:
-        """Return z_s / signal: clean registers plus noise, in the units of the prior."""
-        signal, _ = self._levels
-        return stopped / signal
-
-    def with_noise(self, registers: RegisterBank, *, streams: Streams) -> RegisterBank:
-        """Return registers with noise of `noise_std` in all coordinates, given z_s / signal on the sphere.
-
-        Clean registers are projected to the sphere (decision D20). With their noise, they have norm
-        sqrt(D (1 + std^2)).
-        """
-        signal, noise = self._levels
+    @cached_property
+    def levels(self) -> "StopLevels":
+        """What the end of a draw needs, on the device of `scale`."""
+        base_time = torch.tensor([self.base_time], device=self.scale.device)
+        time = effective_time(base_time, self.offsets.to(self.scale.device), shift=self.shift)
+        signal, noise = (level[..., None] for level in signal_and_noise_level(time))
         std = noise / signal * self.scale
-        lacking = self.noise_std * (1 - (std / std.max().clamp(min=1e-12)).square()).sqrt()
-        longer = registers * (1 + std.square().mean(dim=-1, keepdim=True)).sqrt().to(registers.dtype)
-        return perturb(longer, std=lacking, streams=streams)
+        return StopLevels(
+            signal,
+            longer=(1 + std.square().mean(dim=-1, keepdim=True)).sqrt(),
+            lacking=self.noise_std * (1 - (std / std.max().clamp(min=1e-12)).square()).sqrt(),
+        )
 
     def noised(self, replaced: RegisterBank, time: RegisterTime, noise: RegisterBank) -> RegisterBank:
         """Forward(z, s) for registers that already have the noise of an early stop, in the units of the prior."""
@@ -65,12 +62,28 @@ class EarlyStop:
         present = signal * self.noise_std / self.scale
         return signal * replaced + (level.square() - present.square()).clamp(min=0).sqrt() * noise
 
-    @cached_property
-    def _levels(self) -> tuple[Float[Tensor, "1 K 1"], Float[Tensor, "1 K 1"]]:
-        base_time = torch.tensor([self.base_time], device=self.scale.device)
-        time = effective_time(base_time, self.offsets.to(self.scale.device), shift=self.shift)
-        signal, noise = signal_and_noise_level(time)
-        return signal[..., None], noise[..., None]
+
+class StopLevels(NamedTuple):
+    """The levels of signal and noise at an early stop, as tensors: inputs of `finish`."""
+
+    signal: Float[Tensor, "1 K 1"]
+    longer: Float[Tensor, "1 K 1"]  # the norm of clean registers with their noise is sqrt(D) times this
+    lacking: Float[Tensor, "1 K D"]  # standard deviation of the fresh noise that is added
+
+    def finish(
+        self,
+        stopped: RegisterBank,
+        unstandardise: Callable[[RegisterBank], RegisterBank],
+        *,
+        streams: Streams,
+    ) -> RegisterBank:
+        """Return registers with noise of `noise_std` in all coordinates, given z_s.
+
+        z_s / signal is clean registers plus noise, in the units of the prior. Clean registers are projected to the
+        sphere (decision D20). With their noise, they have norm sqrt(D (1 + std^2)).
+        """
+        registers = normalise(unstandardise(stopped / self.signal))
+        return perturb(registers * self.longer.to(registers.dtype), std=self.lacking, streams=streams)
 
 
 def identity(registers: RegisterBank) -> RegisterBank:

@@ -19,9 +19,9 @@ from crocodil.models.register_encoder import RegisterEncoder
 from crocodil.objectives import DistilObjective, PriorObjective, distilled_loss, mask_condition
 from crocodil.processes.gaussian import Denoise
 from crocodil.processes.masking import bare_canvas
-from crocodil.sampling.algorithms import draw_registers
 from crocodil.sampling.configs import Drawing
 from crocodil.sampling.guidance import GuidedDenoiser
+from crocodil.sampling.register_draw import draw_registers
 from crocodil.seeding import Streams
 from crocodil.shapes import RegisterBank, RegisterTime
 from crocodil.text.encode import encode_tokens

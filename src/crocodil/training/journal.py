@@ -4,6 +4,7 @@ import json
 import math
 import time
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -19,6 +20,7 @@ from crocodil.runtime.progress import Advance
 from crocodil.training.work import Work
 
 METRICS_FILE = "metrics.jsonl"
+NUM_RECENT = 20  # steps: the bar shows their mean speed
 _LARGEST = 3.5e38  # above the largest float32
 Row: TypeAlias = dict[str, Any]
 Log: TypeAlias = Callable[[Row], None]
@@ -78,6 +80,7 @@ class Journal:
         self.ideal_s = batch_size * work.flops / matrix_rate  # duration of a step at an MFU of 1
         self.pending: list[Arriving] = []
         self.last_at = time.perf_counter()
+        self.recent: deque[float] = deque(maxlen=NUM_RECENT)  # seconds of the last steps
 
     def add(self, step: int, result: StepResult) -> None:
         self.pending.append(Arriving.of(step, result))
@@ -103,12 +106,18 @@ class Journal:
         loss = sum(losses) / len(losses)
         seconds = time.perf_counter() - self.last_at
         self.last_at += seconds
-        tokens_per_s, mfu = round(self.tokens / seconds), self.ideal_s / seconds
+        self.recent.append(seconds)
         parts = {name: values.mean().item() for name, values in result.parts.items()}
         row = {"step": step + 1, "loss": loss, **parts, "gradient_norm": norm}
         row["learning_rate"] = result.learning_rate
+        tokens_per_s, mfu = self._speed(seconds)
         self.log({**row, "step_s": round(seconds, 4), "tokens_per_s": tokens_per_s, "mfu": round(mfu, 4)})
+        tokens_per_s, mfu = self._speed(sum(self.recent) / len(self.recent))
         self.advance(1, f"loss {loss:.3f}, {tokens_per_s:,} tokens/s, MFU {mfu:.0%}")
+
+    def _speed(self, step_s: float) -> tuple[int, float]:
+        """Return tokens per second and MFU."""
+        return round(self.tokens / step_s), self.ideal_s / step_s
 
     def _check_finite(self, what: str, value: float) -> None:
         if not math.isfinite(value):

@@ -16,8 +16,8 @@ from crocodil.models.register_critic import RegisterCritic
 from crocodil.models.register_denoiser import Condition
 from crocodil.objectives import Judged, critic_loss, draw_steps, match_times, matching_loss
 from crocodil.processes.registers import normalise, perturb
-from crocodil.sampling.algorithms import draw_registers
 from crocodil.sampling.configs import Drawing
+from crocodil.sampling.register_draw import draw_registers
 from crocodil.seeding import Streams
 from crocodil.shapes import RegisterBank, RegisterTime
 from crocodil.training import validation

@@ -12,8 +12,8 @@ from crocodil.models.register_denoiser import Condition, RegisterDenoiser
 from crocodil.objectives import PriorObjective
 from crocodil.processes.gaussian import Denoise
 from crocodil.processes.masking import Masked, mask_tokens
-from crocodil.sampling.algorithms import draw_registers
 from crocodil.sampling.configs import Drawing
+from crocodil.sampling.register_draw import draw_registers
 from crocodil.seeding import Streams
 from crocodil.shapes import Positions, RegisterBank, RowLogits, TokenIds
 

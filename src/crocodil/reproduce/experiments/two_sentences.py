@@ -19,10 +19,11 @@ from crocodil.objectives import DemaskerObjective, PriorObjective, base_loss, gu
 from crocodil.reproduce import published
 from crocodil.reproduce.document import Section, Table, Text, number
 from crocodil.reproduce.store import Job, Row, Store
-from crocodil.sampling.algorithms import autoencode, con_then_disc, draw_registers
+from crocodil.sampling.algorithms import autoencode, con_then_disc
 from crocodil.sampling.configs import Decoding, Drawing
 from crocodil.sampling.decode import decode
 from crocodil.sampling.guidance import Guided, Unguided
+from crocodil.sampling.register_draw import draw_registers
 from crocodil.sampling.state import Canvas, Draw, Samples
 from crocodil.seeding import Streams, generator_for
 
