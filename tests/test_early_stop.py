@@ -23,9 +23,8 @@ from crocodil.processes.gaussian import (
 from crocodil.processes.registers import block_index, normalise
 from crocodil.sampling.configs import Drawing
 from crocodil.sampling.cost import Cost
-from crocodil.sampling.decode import Engine
 from crocodil.sampling.early_stop import EarlyStop
-from crocodil.sampling.register_draw import Schedule, draw_registers
+from crocodil.sampling.register_draw import draw_registers
 from crocodil.training.run_config import Pretrained, RunSummary
 
 STD, SHAPE = 0.75, (6, 64)
@@ -155,35 +154,3 @@ def test_a_model_stops_its_draws_where_the_training_of_its_prior_began():
     for knobs in ({"register_noise": 0.5}, {"early_stop": False}):
         with pytest.raises(ValueError, match=r"trained at noise 0.7 and above .*: use --early-stop and"):
             _settings(run, networks, None, knobs)
-
-
-@pytest.mark.parametrize(
-    "knobs", [{"early_stop": True, "register_noise": STD}, {"register_noise": STD}, {"eta": 1.0}]
-)
-def test_the_steps_of_a_draw_are_functions_of_tensors(knobs):
-    """A GPU records them, so they read no value and copy none from the host: here there are none."""
-    drawing, shape = Drawing(**knobs), (tiny.DENOISER.num_registers, tiny.DENOISER.register_width)
-    here = Schedule.of(drawing, shape=shape, num_steps=2, device=torch.device("cpu"))
-    steps = []
-
-    def play(step, key, inputs):
-        steps.append(type(step).__name__)
-        there = step(*(tensor if tensor is None else tensor.to("meta") for tensor in inputs))
-        return with_values(there)
-
-    def with_values(outputs):
-        if isinstance(outputs, tuple):
-            return tuple(map(with_values, outputs))
-        assert outputs.device.type == "meta"
-        return torch.zeros(outputs.shape)
-
-    draw_registers(
-        tiny.denoiser().to("meta"),
-        drawing,
-        shape=shape,
-        num_steps=2,
-        schedule=here,
-        streams=tiny.streams(3),
-        engine=Engine(play),
-    )
-    assert steps == ["Begin", "DDIMStep", "DDIMStep", "End"]

@@ -10,8 +10,9 @@ import tiny
 import torch
 from tiny import CONDITIONAL, MASK
 from tiny_judges import PROGRAMS, save_language_model
+from tiny_play import tiny_pipe
 
-from crocodil import Base
+from crocodil import Base, Crocodil
 from crocodil.checkpoints.llada import load_llada
 from crocodil.judges import LanguageModel
 from crocodil.models.register_denoiser import Attention
@@ -126,6 +127,17 @@ def test_recorded_calls_give_the_same_samples(rule):
         assert (plain.tokens == fast.tokens).float().mean() > 0.99
         assert plain.costs == fast.costs
         assert torch.allclose(plain.registers, fast.registers, atol=1e-3)
+
+
+def test_a_model_generates_the_same_on_both_devices(tmp_path):
+    tiny_pipe().save_pretrained(tmp_path)
+    here, there = (
+        Crocodil.from_pretrained(tmp_path, device=device, dtype=torch.float32) for device in ("cpu", "cuda")
+    )
+    for seed in (1, 2):  # recorded with the first, only replayed with the second
+        ours, theirs = (pipe.generate(8, method="conwithindisc", calls=6, seed=seed) for pipe in (here, there))
+        assert (ours.tokens == theirs.tokens.cpu()).float().mean() > 0.99
+        assert ours.costs == theirs.costs
 
 
 @pytest.mark.parametrize("script", ["compiled_reveal.py", "compiled_priors.py", "compiled_draws.py"])

@@ -3,6 +3,7 @@
 This module knows the priors and the encoder of their condition, but not the demasker.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -13,6 +14,7 @@ from crocodil.models.register_denoiser import RegisterDenoiser
 from crocodil.models.register_encoder import RegisterEncoder
 from crocodil.pipeline.canvases import NOTHING, masked_canvas
 from crocodil.processes.gaussian import OnStep
+from crocodil.runtime.devices import check_finite
 from crocodil.sampling.configs import Drawing
 from crocodil.sampling.cost import Cost
 from crocodil.sampling.decode import Engine
@@ -23,6 +25,20 @@ from crocodil.shapes import RegisterBank, TokenIds
 from crocodil.text.encode import encode_checked
 from crocodil.text.retokenizer import Retokenizer
 from crocodil.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class ConditionStep:
+    """Encode the visible tokens for denoisers, as a function of tensors that a GPU can record as a graph."""
+
+    encoder: RegisterEncoder
+    denoisers: tuple[RegisterDenoiser, ...]
+    mask_id: int
+
+    def __call__(self, tokens: TokenIds) -> tuple[Tensor, ...]:
+        """Return the condition, and its keys and values for each denoiser."""
+        condition = self.encoder(tokens, hidden=tokens == self.mask_id)
+        return condition, *(denoiser.cross_attention_kv(condition) for denoiser in self.denoisers)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,8 +80,8 @@ class Priors:
         """Draw registers given the visible tokens of a text; a refresh may start from the old registers."""
         if self.conditional is None:
             raise ValueError("this model has no conditional prior: use conthendisc or base, with no given text")
-        denoisers, condition = self._denoisers(self.conditional, drawing), self.condition(tokens)
-        condition_kvs = [denoiser.cross_attention_kv(condition) for denoiser in denoisers]
+        denoisers = self._denoisers(self.conditional, drawing)
+        condition_kvs = self._condition_kvs(denoisers, tokens)
         drawn = self._draw(denoisers, drawing, num_steps, condition_kvs, streams, on_step, replaced)
         return Draw(drawn.registers, drawn.cost + Cost(encoder_calls=1))
 
@@ -114,9 +130,23 @@ class Priors:
     @torch.no_grad()
     def condition(self, tokens: TokenIds) -> RegisterBank:
         """Encode the visible tokens: the condition of the conditional prior."""
+        return encode_checked(self.encoder, tokens, tokens == self._mask_id, retokenizer=self.retokenizer)
+
+    def _condition_kvs(self, denoisers: Sequence[RegisterDenoiser], tokens: TokenIds) -> list[Tensor]:
+        """Return the keys and values of the condition for each denoiser."""
+        if self.retokenizer is not None:  # it runs on the host
+            condition = self.condition(tokens)
+            return [denoiser.cross_attention_kv(condition) for denoiser in denoisers]
+        step = ConditionStep(self.encoder, tuple(denoisers), self._mask_id)
+        condition, *condition_kvs = self.engine.play(step, step, (tokens,))
+        check_finite(condition, "the encoder's registers")
+        return condition_kvs
+
+    @property
+    def _mask_id(self) -> int:
         mask_id = self.tokenizer.special.mask
         assert mask_id is not None
-        return encode_checked(self.encoder, tokens, tokens == mask_id, retokenizer=self.retokenizer)
+        return mask_id
 
     @torch.no_grad()
     def _bare_condition_kv(self, conditional: RegisterDenoiser, length: int, device: torch.device) -> Tensor:

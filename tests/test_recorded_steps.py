@@ -1,0 +1,51 @@
+"""Steps that a GPU records read no value and copy none from the host: here they run on tensors without values."""
+
+import pytest
+import tiny
+import torch
+
+from crocodil.pipeline.drawing import ConditionStep
+from crocodil.sampling.configs import Drawing
+from crocodil.sampling.decode import Engine
+from crocodil.sampling.register_draw import Schedule, draw_registers
+
+NOISY = {"register_noise": 0.75}
+
+
+@pytest.mark.parametrize("knobs", [NOISY, {"early_stop": True, **NOISY}, {"eta": 1.0}])
+def test_the_steps_of_a_draw_are_functions_of_tensors(knobs):
+    drawing, shape = Drawing(**knobs), (tiny.DENOISER.num_registers, tiny.DENOISER.register_width)
+    steps = []
+
+    def play(step, key, inputs):
+        """Run the step without values, and go on with zeros."""
+        steps.append(type(step).__name__)
+        outputs = step(*(tensor if tensor is None else tensor.to("meta") for tensor in inputs))
+        one, *_ = found = outputs if isinstance(outputs, tuple) else (outputs,)
+        assert one.device.type == "meta"
+        zeros = tuple(torch.zeros(output.shape) for output in found)
+        return zeros if isinstance(outputs, tuple) else zeros[0]
+
+    draw_registers(
+        tiny.denoiser().to("meta"),
+        drawing,
+        shape=shape,
+        num_steps=2,
+        schedule=Schedule.of(drawing, shape=shape, num_steps=2, device=torch.device("cpu")),
+        streams=tiny.streams(3),
+        engine=Engine(play),
+    )
+    assert steps == ["Begin", "DDIMStep", "DDIMStep", "End"]
+
+
+@torch.no_grad()
+def test_the_condition_of_a_draw_is_a_function_of_tensors(monkeypatch):
+    encoder, denoiser = tiny.encoder(), tiny.denoiser(tiny.CONDITIONAL)
+    tokens = torch.tensor([[3, 4, tiny.MASK, 5], [tiny.MASK, 6, 7, 8]])
+    here = ConditionStep(encoder, (denoiser,), tiny.MASK)(tokens)
+    condition = encoder(tokens, hidden=tokens == tiny.MASK)
+    assert torch.equal(here[0], condition)
+    assert torch.equal(here[1], denoiser.cross_attention_kv(condition))
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: False)  # it does not know this device
+    there = ConditionStep(encoder.to("meta"), (denoiser.to("meta"),), tiny.MASK)(tokens.to("meta"))
+    assert [output.shape for output in there] == [output.shape for output in here]
