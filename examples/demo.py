@@ -14,7 +14,8 @@ from crocodil.cli.texts import read_text
 from crocodil.metrics import character_error_rate
 from crocodil.pipeline import Crocodil
 
-SEED, CALLS, MAX_LENGTH = 0, 16, 256  # short programs keep the time on a CPU short
+SEED, MAX_LENGTH = 0, 256  # short programs keep the time on a CPU short
+CALLS, COPY_CALLS = 32, 16  # copies need fewer
 EXAMPLES = Path(__file__).parent
 
 
@@ -29,9 +30,9 @@ def generate(pipe: Crocodil, console: Console) -> None:
 
 def autoencode(pipe: Crocodil, console: Console, file: Path) -> None:
     text = fitting(pipe, read_text(file), file)
-    made = pipe.autoencode([text], calls=CALLS)
+    made = pipe.autoencode([text], calls=COPY_CALLS)
     num_registers = pipe.encoder.config.num_registers
-    console.rule(f"{file.name}: encoded to {num_registers} registers, decoded in {CALLS} calls", align="left")
+    console.rule(f"{file.name}: encoded to {num_registers} registers, decoded in {COPY_CALLS} calls", align="left")
     console.print(Panel(difference(text, made.texts[0], coloured=console.is_terminal)))
     legend = "red: deleted, green: inserted" if console.is_terminal else "[-deleted-], {+inserted+}"
     console.print(
