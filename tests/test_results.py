@@ -250,6 +250,13 @@ def test_the_page_says_which_targets_the_built_in_model_reaches(own_rows):
     assert machines == {("x86_64", 2)}
 
 
+def test_the_page_states_what_lies_between_two_programs(own_rows):
+    at = {row["mix_weight"]: row for row in own_rows["interpolation"]}
+    assert f"of the samples from there {at[0.5]['parse_share']:.1%} parse" in prose(PAGE)
+    assert f"about as good as copies (MAUVE {at[0.25]['mauve']:.2f})" in prose(PAGE)
+    assert at[0.25]["mauve"] > at[0.0]["mauve"] - at[0.0]["mauve_spread"]
+
+
 def test_the_page_of_the_first_model_states_its_shape_and_the_compute_of_its_base(rows):
     (row, *_) = rows["model"]
     counts = [row[f"{name}_parameters"] for name in ("demasker", "encoder", "prior", "conditional")]
