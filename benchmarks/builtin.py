@@ -20,9 +20,11 @@ from crocodil.seeding import Streams
 METHODS = ("base", "conthendisc", "conwithindisc")
 
 
-def time_programs(pipe: Crocodil, *, batch: int, length: int, calls: tuple[int, ...], repeats: int) -> None:
+def time_programs(
+    pipe: Crocodil, methods: list[str], *, batch: int, length: int, calls: tuple[int, ...], repeats: int
+) -> None:
     """The base has every number of calls, guided methods the first."""
-    for method in METHODS:
+    for method in methods:
         for number in calls if method == "base" else calls[:1]:
             taken = seconds(
                 lambda method=method, number=number: pipe.generate(
@@ -38,11 +40,11 @@ def time_draws(pipe: Crocodil, *, batch: int, repeats: int) -> None:
     show(what="draw", batch=batch, ms=1e3 * seconds(lambda: pipe.draw(streams), repeats))
 
 
-def profile_all(pipe: Crocodil, *, calls: int) -> None:
+def profile_all(pipe: Crocodil, methods: list[str], *, calls: int) -> None:
     """Print the kernels of a draw for one program, and of one program by each method."""
     streams = Streams.of("benchmark", samples=range(1), device=pipe.device)
     print_kernels("draw", lambda: pipe.draw(streams))
-    for method in METHODS:
+    for method in methods:
         print_kernels(
             method, lambda method=method: pipe.generate(1, method=method, calls=calls, show_progress=False)
         )
@@ -63,6 +65,8 @@ def print_kernels(name: str, work: Callable[[], object]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="builtin", help="a model folder")
+    # Blocks are compiled for the first shape that they see: a method may be faster if it is timed alone.
+    parser.add_argument("--method", choices=METHODS, nargs="*", default=list(METHODS))
     parser.add_argument("--batch", type=int, nargs="*", default=[1, 16, 64])
     parser.add_argument("--length", type=int, nargs="*", default=[256, 512])
     parser.add_argument("--calls", type=int, nargs="*", default=[16, 64, 256])
@@ -81,9 +85,9 @@ def main() -> None:
     for length in options.length:
         for batch in options.batch:
             calls = tuple(min(number, length) for number in options.calls)
-            time_programs(pipe, batch=batch, length=length, calls=calls, repeats=options.repeats)
+            time_programs(pipe, options.method, batch=batch, length=length, calls=calls, repeats=options.repeats)
     if options.profile:
-        profile_all(pipe, calls=options.calls[0])
+        profile_all(pipe, options.method, calls=options.calls[0])
 
 
 if __name__ == "__main__":
