@@ -21,6 +21,7 @@ from crocodil.processes.gaussian import (
     ddim,
     ddim_times,
     effective_time,
+    register_times_at,
     shifted_time,
 )
 from crocodil.processes.plan import DecodePlan
@@ -743,7 +744,7 @@ def test_perturbed_attention_guidance_moves_away_from_identity_attention(self_co
 
     noise = streams.at("noise").normal(NUM_REGISTERS, REGISTER_WIDTH)
     with torch.no_grad():
-        expected = normalise(ddim(denoise, noise, ddim_times(8, offsets), offsets=offsets))
+        expected = normalise(ddim(denoise, noise, register_times_at(ddim_times(8, offsets), offsets)))
         options = {"condition_kv": denoiser.cross_attention_kv(condition), "self_conditioned": self_conditioned}
     drawn = draw_registers(denoiser, drawing, streams=streams, **options)
     assert torch.allclose(drawn.registers, expected, atol=1e-3)
@@ -799,7 +800,7 @@ def test_a_refresh_can_start_from_the_registers_that_it_replaces():
     start = add_noise(replaced, time, streams.at("noise").normal(NUM_REGISTERS, REGISTER_WIDTH))
     denoise = GuidedDenoiser(denoiser)
     with torch.no_grad():
-        expected = normalise(ddim(denoise, start, [0.23, 0.065, -0.1], offsets=offsets))
+        expected = normalise(ddim(denoise, start, register_times_at([0.23, 0.065, -0.1], offsets)))
     assert torch.allclose(drawn(0.3).registers, expected, atol=1e-4)
     assert drawn(0.3).cost == Cost(denoiser_calls=2)
     anew = draw_registers(denoiser, DRAWING, streams=streams, num_steps=2).registers

@@ -10,6 +10,7 @@ from crocodil.processes.gaussian import (
     ddim_step,
     ddim_times,
     effective_time,
+    register_times_at,
     sample_base_time,
     shifted_time,
     signal_and_noise_level,
@@ -20,14 +21,15 @@ NO_OFFSETS = torch.zeros(8)
 OFFSETS = block_offsets(block_index(8), largest=0.1)
 
 
-def sampled(denoise, *args, **options):
+def sampled(denoise, noisy_registers, times, *, offsets, shift=1.0, stops_early=False, **options):
     """DDIM with a denoiser that has neither guidance nor self-conditioning."""
 
     def denoise_again(noisy, time, next_time, last_prediction):
         clean = denoise(noisy, time)
         return Denoised(clean, clean)
 
-    return ddim(denoise_again, *args, **options)
+    register_times = register_times_at(times, offsets, shift=shift, stops_early=stops_early)
+    return ddim(denoise_again, noisy_registers, register_times, **options)
 
 
 def bank(count=4):

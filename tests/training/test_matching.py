@@ -18,7 +18,14 @@ from crocodil.objectives import (
     match_times,
     matching_loss,
 )
-from crocodil.processes.gaussian import Denoised, add_noise, ddim, ddim_step, signal_and_noise_level
+from crocodil.processes.gaussian import (
+    Denoised,
+    add_noise,
+    ddim,
+    ddim_step,
+    register_times_at,
+    signal_and_noise_level,
+)
 from crocodil.sampling.configs import Drawing
 from crocodil.sampling.register_draw import draw_registers
 from crocodil.seeding import generator_for
@@ -174,8 +181,8 @@ def test_a_step_with_fresh_noise_forgets_the_noise_before():
     assert torch.equal(one[moved], add_noise(clean, end, fresh)[moved])
     assert torch.equal(one[0, 0], noisy[0][0, 0])
     drawn = ddim(
-        lambda noisy, *_: Denoised(clean, clean), noisy[0], [1.0, 0.0], offsets=torch.zeros(6), eta=math.inf,
-        streams=tiny.streams(2),
+        lambda noisy, *_: Denoised(clean, clean), noisy[0], register_times_at([1.0, 0.0], torch.zeros(6)),
+        eta=math.inf, streams=tiny.streams(2),
     )  # fmt: skip
     assert torch.equal(drawn, clean)
 

@@ -123,52 +123,18 @@ def ddim_times(num_steps: int, offsets: Offsets, *, start: float = 1.0, end: flo
     return [start + (end - start) * step / num_steps for step in range(num_steps)] + [end]
 
 
-def ddim(
-    denoise: DenoiseAgain,
-    noisy_registers: RegisterBank,
-    times: Sequence[float],
-    *,
-    offsets: Offsets,
-    shift: float = 1.0,
-    stops_early: bool = False,
-    eta: float = 0.0,
-    streams: Streams | None = None,
-    inputs: Sequence[Tensor] = (),
-    on_step: OnStep | None = None,
-    play: Play = eager,
-) -> RegisterBank:
-    """Compute G_psi: DDIM with x0-prediction over a falling sequence of base times (Song et al., 2021).
-
-    The input is pure noise if the first base time is 1, else registers noised to that time. The result is clean
-    registers, or z_s at the last base time if the draw `stops_early`.
-
-    `eta` = 0 is deterministic, `eta` = 1 is DDPM's ancestral sampling, and with `eta` = inf all noise of a step is
-    fresh, as in consistency models (Song et al., 2023); values above 0 draw noise from `streams`.
-    `denoise` gets the registers, their times, the times of the next step, its previous prediction (zero at first)
-    and `inputs`. `play` executes a step.
-    """
-    register_times = ddim_register_times(times, offsets, shift=shift, stops_early=stops_early)
-    return ddim_along(
-        denoise,
-        noisy_registers,
-        register_times.to(noisy_registers.device),
-        eta=eta,
-        streams=streams,
-        inputs=inputs,
-        on_step=on_step,
-        play=play,
-    )
-
-
-def ddim_register_times(
+def register_times_at(
     times: Sequence[float], offsets: Offsets, *, shift: float = 1.0, stops_early: bool = False
 ) -> Float[Tensor, "T K"]:
-    """Return the time of each register at each of the base times."""
+    """Return the time of each register at each of the base times, as `ddim` takes them.
+
+    The last base time leaves all registers clean, unless the draw `stops_early`.
+    """
     _check_times(times, offsets, stops_early=stops_early)
     return effective_time(torch.tensor(times), offsets, shift=shift)
 
 
-def ddim_along(
+def ddim(
     denoise: DenoiseAgain,
     noisy_registers: RegisterBank,
     register_times: Float[Tensor, "T K"],
@@ -179,7 +145,16 @@ def ddim_along(
     on_step: OnStep | None = None,
     play: Play = eager,
 ) -> RegisterBank:
-    """Compute `ddim` for times that are already on the device. Nothing else is read from the host."""
+    """Compute G_psi: DDIM with x0-prediction over falling times of each register (Song et al., 2021).
+
+    The input is pure noise if the first times are 1, else registers noised to these times. The result is clean
+    registers, or z_s at the last times.
+
+    `eta` = 0 is deterministic, `eta` = 1 is DDPM's ancestral sampling, and with `eta` = inf all noise of a step is
+    fresh, as in consistency models (Song et al., 2023); values above 0 draw noise from `streams`.
+    `denoise` gets the registers, their times, the times of the next step, its previous prediction (zero at first)
+    and `inputs`. `play` executes a step. Nothing is copied from the host: the times are on the device already.
+    """
     if eta and streams is None:
         raise ValueError("eta > 0 draws fresh noise: pass streams")
     registers, prediction = noisy_registers, torch.zeros_like(noisy_registers)

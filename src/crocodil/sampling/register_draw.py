@@ -17,10 +17,10 @@ from crocodil.processes.gaussian import (
     add_noise,
     base_time_at,
     block_offsets,
-    ddim_along,
-    ddim_register_times,
+    ddim,
     ddim_times,
     last_base_time,
+    register_times_at,
 )
 from crocodil.processes.registers import block_index, normalise, perturb
 from crocodil.runtime.devices import check_finite
@@ -59,7 +59,7 @@ class Schedule:
             stop = EarlyStop.of(drawing, offsets, scale_of(unstandardise, torch.empty(1, *shape, device=device)))
         end = last_base_time(offsets) if stop is None else stop.base_time
         start = base_time_at(drawing.refresh_from, end=end) if replaces else 1.0
-        times = ddim_register_times(
+        times = register_times_at(
             ddim_times(num_steps, offsets, start=start, end=end),
             offsets,
             shift=drawing.time_shift,
@@ -123,7 +123,7 @@ def draw_registers(
     scales = (drawing.pag_scale, self_conditioned, drawing.self_cond_scale)
     guided = GuidedDenoiser(denoiser, *scales, weak, drawing.autoguidance)
     dual = DualGuided(guided, tuple(scale for scale, _ in dropped)) if dropped else guided
-    registers = ddim_along(
+    registers = ddim(
         FlowMap(denoiser) if flow_map else dual,
         registers,
         schedule.register_times,
