@@ -10,12 +10,14 @@ import math
 import re
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 import torch
 
 from crocodil.checkpoints.format import model_config
 from crocodil.metrics.text_statistics import parses_as_python
+from crocodil.objectives import DistilObjective
 from crocodil.pipeline import Crocodil, Method
 from crocodil.pipeline.card import NOT_YET_MEASURED
 from crocodil.pipeline.settings import BUILTIN, model_folder, read_settings, settings_file
@@ -27,7 +29,7 @@ from crocodil.reproduce.context import parts, with_base
 from crocodil.reproduce.document import as_markdown
 from crocodil.reproduce.experiments import read_all
 from crocodil.reproduce.experiments.comparison import differences
-from crocodil.reproduce.experiments.training_compute import base_compute_share
+from crocodil.reproduce.experiments.training_compute import base_compute_share, shapes_of
 from crocodil.reproduce.figures import can_draw
 from crocodil.reproduce.fixed_protocol import kept_targets
 from crocodil.reproduce.headline_numbers import summary
@@ -35,10 +37,12 @@ from crocodil.reproduce.pages import filled, folders_of, write_page
 from crocodil.reproduce.report import TITLE, report, timed
 from crocodil.reproduce.store import select
 from crocodil.reproduce.sweep import candidate_of, decoding_row, own_candidate
+from crocodil.runtime.config import read_as
 from crocodil.sampling.cost import num_parameters
 from crocodil.training.estimate import estimates
 from crocodil.training.run_config import Pretrained, read_run_file
-from crocodil.training.work import guided_flops
+from crocodil.training.spent import flops_of_run, planned_flops, read_record
+from crocodil.training.work import conditional_flops, distilled_flops, guided_flops, prior_flops
 
 ROOT = Path(__file__).parent.parent
 RESULTS, DOCS = ROOT / "results", ROOT / "docs"
@@ -455,3 +459,41 @@ def test_a_pretrained_start_is_worth_what_its_rows_say():
     assert f"{rows[4]['training_programs'] / programs['training_programs'] - 1:.1%} more programs" in page
     for row in rows[2:]:
         assert f"of {row['parent_matrix_rms']:.3f}" in page
+
+
+def test_the_record_of_the_built_in_model_has_the_operations_of_all_its_runs(pipe):
+    shapes = shapes_of(pipe)
+    first, second, last = (
+        read_run_file(OWN / folder) for folder in ("first-training", "training", "prior-training")
+    )
+    planned = {folder["guided_start"]: planned_flops(folder, shapes) for folder in (first, second)}
+    base, guided = planned[None]["base"], planned[None]["guided"] + planned["start"]["guided"]
+    last_conditional = planned_flops(last, shapes)["conditional"]
+    rows = [[cell.strip() for cell in line.split("|")[1:4]] for line in CARD.read_text().splitlines()]
+    samples = {name: int(steps) * int(batch) for name, steps, batch in filter(is_stage, rows)}
+    script = samples["denoiser without a condition (a script)"] * prior_flops(shapes.conditional)
+    per_sample = [
+        conditional_flops(shapes.conditional, shapes.encoder, length=length, bare_rate=0.6)
+        for length in last["lengths"]
+    ]
+    conditional = script + samples["conditional"] * fmean(per_sample) + last_conditional
+    objective = read_as(DistilObjective, last["distil_objective"], OWN)
+    distilled = samples["distilled, last run"] * fmean(
+        distilled_flops(
+            {"conditional": shapes.conditional},
+            shapes.encoder,
+            length=length,
+            objective=objective,
+            bare_rate=last["prior_objective"]["bare_rate"],
+        )
+        for length in last["lengths"]
+    )
+    spent = flops_of_run(read_record(OWN / "training"), shapes)
+    expected = {"base": base, "guided": guided, "conditional": conditional, "distilled": distilled}
+    assert {name: spent[name] for name in expected} == pytest.approx(expected)
+    total = sum(expected.values())
+    assert f"{total:.2e}".replace("e+18", "e18") in prose(DOCS / "decisions.md")
+
+
+def is_stage(cells):
+    return len(cells) == 3 and all(cell.isdigit() for cell in cells[1:])

@@ -13,12 +13,11 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from crocodil.checkpoints.bases import base_config
 from crocodil.checkpoints.causal import read_causal_config
-from crocodil.checkpoints.format import save_model
+from crocodil.checkpoints.format import model_config, save_model
 from crocodil.corpus.pairs import PAIRS_FILE
 from crocodil.corpus.shards import TOKENIZER_FILE, Corpus
-from crocodil.models.demasker import Demasker
+from crocodil.models.demasker import Demasker, DemaskerConfig
 from crocodil.models.llada import LLaDA, LLaDAConfig
 from crocodil.models.register_critic import RegisterCritic
 from crocodil.runtime.atomic import remove_unfinished
@@ -62,6 +61,7 @@ from crocodil.training.stage_setup import (
     denoiser_folder,
     pair_source,
     retokenizer,
+    started_base,
     teacher_data,
 )
 from crocodil.training.workspace import Workspace
@@ -70,7 +70,9 @@ STAGES = ("base", "guided", "registers", "prior", "conditional", "distilled", "p
 
 # The fields of a run that each stage depends on.
 _FIELDS = {
-    "base": ("lengths", "demasker.backbone", "base_loop", "base_draft_rate", "pretrained.llada", "causal"),
+    "base": (
+        "lengths", "demasker.backbone", "base_loop", "base_draft_rate", "pretrained.llada", "causal", "base_start",
+    ),
     "guided": (
         "lengths", "demasker", "encoder", "guided_loop", "guided_objective", "encoder_warmup_steps",
         "register_noise_from", "encoder_begins_as_base", "pretrained", "lora", "rate_objective", "guided_start",
@@ -152,8 +154,8 @@ def check_stage(name: str, run: Run, workspace: Workspace) -> None:
     _check_corpus(run, workspace, uses_encoder=uses_encoder)
     if name in TRAINED_STAGES:
         check_ranks(getattr(run, f"{name}_loop"), workspace.ranks)
-    if name == "base" and workspace.has_other_source:
-        _check_continued(run, workspace)
+    if name == "base" and (folder := started_base(run, workspace)) is not None:
+        _check_base_start(run, folder)
     elif name == "base" and run.causal is not None:
         _check_causal(run, run.causal)
     if name == "guided":
@@ -270,9 +272,14 @@ def _check_causal(run: Run, start: CausalStart) -> None:
         raise ValueError("base_draft_rate and --align are both set: choose one of them")
 
 
-def _check_continued(run: Run, workspace: Workspace) -> None:
-    folder = workspace.finished("base", "demasker")
-    if base_config(folder) != run.demasker.backbone:
+def _check_base_start(run: Run, folder: Path) -> None:
+    if not folder.exists():
+        raise ValueError(
+            f"{folder} is missing: base_start is the folder model of a finished stage base or guided, or an "
+            "exported model"
+        )
+    shape = model_config(folder)
+    if (shape.backbone if isinstance(shape, DemaskerConfig) else shape) != run.demasker.backbone:
         raise ValueError(f"{folder} has another shape than the run: use the preset that it was trained with")
 
 
@@ -330,8 +337,8 @@ def _start(name: str, run: Run, workspace: Workspace, *, resume: bool) -> None:
         _check_registers(workspace)
     settings = select_fields(flatten_config(run), _FIELDS[name])
     sources = _source_checksums(_sources(name, run), workspace)
-    if name == "base" and workspace.has_other_source:
-        sources[CONTINUED_BASE] = checksum_of(workspace.finished("base", "demasker"))
+    if name == "base" and (folder := started_base(run, workspace)) is not None:
+        sources[CONTINUED_BASE] = checksum_of(folder)
     elif name == "base" and run.causal is not None:
         sources["causal model"] = checksum_of(run.causal.directory)
     if name == "guided" and run.guided_start is not None:

@@ -101,6 +101,7 @@ class Run:
     pretrained: Pretrained = field(default_factory=Pretrained)
     lora: LoRA | None = None  # in stage guided: train adapters on a frozen demasker
     causal: CausalStart | None = None  # in stage base: begin as a causal language model
+    base_start: Folder | None = None  # in stage base: go on from `model` of a stage base or guided (decision D86)
     guided_start: Folder | None = None  # in stage guided: go on from the folder `model` of another stage guided
     encoder_learns: bool = True  # in stage guided; false: it stays that of guided_start (decision D81)
     conditional_start: Folder | None = None  # in stage conditional: go on from `model` of another one

@@ -53,6 +53,8 @@ class Shapes:
 def inherited_flops(name: str, run: Run, workspace: Workspace) -> Flops:
     """Return the operations of all stages that a stage builds on, when it starts."""
     spent: Flops = {}
+    if name == "base" and run.base_start is not None:
+        return {"base": _flops_of_base_start(run.base_start, run, workspace)}
     if name == "base" and not workspace.has_other_source:
         return spent if run.pretrained.llada is None else {"base": None}  # others trained it
     if name == "guided" and run.guided_start is not None:
@@ -73,6 +75,22 @@ def inherited_flops(name: str, run: Run, workspace: Workspace) -> Flops:
         # Only those of the denoiser: the encoder may come from the same networks as the one it was trained with.
         spent[name] = _flops_of_start(name, start, Shapes.of(run))[name]
     return spent
+
+
+def _flops_of_base_start(start: Path, run: Run, workspace: Workspace) -> float | None:
+    """Return all operations behind the network that a base goes on from, those of an encoder included.
+
+    An exported model is outside of its run: the other run that the workspace reads is then the record of it.
+    """
+    stage, shapes = start.absolute().parent.name, Shapes.of(run)
+    if stage in ("base", "guided"):
+        spent = _flops_of_start(stage, start, shapes)
+    elif workspace.has_other_source:
+        spent = flops_up_to("guided", read_record(workspace.source), shapes)
+    else:
+        spent = {"base": None}
+    known = [flops for flops in spent.values() if flops is not None]
+    return sum(known) if len(known) == len(spent) else None
 
 
 def _flops_of_start(stage: str, start: Path, shapes: Shapes) -> Flops:

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from crocodil.checkpoints.causal import load_causal
+from crocodil.checkpoints.format import load_model
 from crocodil.checkpoints.llada import load_llada
 from crocodil.checkpoints.qwen3 import load_qwen3_embedding
 from crocodil.checkpoints.tensors import CONFIG_FILE
@@ -62,8 +63,8 @@ JOINT_PRIOR = "guided/model/denoiser"  # in a run; only there if stage guided tr
 
 def base_stage(run: Run, workspace: Workspace) -> tuple[Stage, LoopConfig]:
     loop, alignment = run.base_loop, None
-    if workspace.has_other_source:
-        demasker = _base(run, workspace)
+    if (started := started_base(run, workspace)) is not None:
+        demasker = _without_registers(started)
     elif run.causal is not None:
         demasker = _causal_base(run.causal)
         alignment = _alignment(run.causal, demasker, workspace, loop) if run.causal.align_weight else None
@@ -289,6 +290,25 @@ def _demasker(run: Run, workspace: Workspace) -> Demasker:
             demasker.backbone.to(torch.bfloat16)  # it is frozen, so it needs no float32 copy
         add_adapters(demasker.backbone, run.lora, generator_for("adapters", run.guided_loop.seed))
     return demasker
+
+
+def started_base(run: Run, workspace: Workspace) -> Path | None:
+    """Return the folder of the network that stage base goes on from: of `base_start`, or the base of another run.
+
+    An exported model has a base of its own, or only a demasker.
+    """
+    if (start := run.base_start) is not None:
+        own = start / "base"
+        return own if (own / CONFIG_FILE).exists() else start / "demasker"
+    return workspace.finished("base", "demasker") if workspace.has_other_source else None
+
+
+def _without_registers(folder: Path) -> LLaDA:
+    """Load a base, or a guided demasker without its map of registers, START and END (decision D86)."""
+    network = load_model(folder, dtype=torch.float32)
+    base = network.backbone if isinstance(network, Demasker) else network
+    assert isinstance(base, LLaDA)  # its shape was checked
+    return base.train()
 
 
 def _base(run: Run, workspace: Workspace) -> LLaDA:
