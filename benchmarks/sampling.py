@@ -284,7 +284,8 @@ def main() -> None:
         return on_this_cpu(*made)
     engine = PLAIN
     if device == "cuda":
-        engine = Engine(Recorder(), torch.compile(reveal, dynamic=True) if options.compiled else reveal)
+        step = torch.compile(reveal, dynamic=True) if options.compiled else reveal
+        engine = Engine(Recorder(torch.device(device)), step)
     if options.compiled:
         compile_blocks(made)
     if options.only in (None, "loop"):

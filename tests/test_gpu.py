@@ -121,7 +121,7 @@ def test_recorded_calls_give_the_same_samples(rule):
             engine=engine,
         )
 
-    recorded = Engine(Recorder())
+    recorded = Engine(Recorder(torch.device("cuda")))
     for seed in (1, 2):  # recorded with the first, only replayed with the second
         plain, fast = sample(PLAIN, seed), sample(recorded, seed)
         assert (plain.tokens == fast.tokens).float().mean() > 0.99

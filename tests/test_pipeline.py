@@ -605,6 +605,13 @@ def test_swapped_priors_are_refused(pipe):
         replace(pipe, conditional=pipe.prior)
 
 
+def test_priors_of_unequally_many_registers_are_refused(pipe):
+    config = replace(pipe.conditional.config, num_registers=pipe.conditional.config.num_registers - 1)
+    fewer = RegisterDenoiser(config).init_weights(generator_for("fewer"))
+    with pytest.raises(ValueError, match="the priors draw 3 and 4 registers: they must be equal"):
+        replace(pipe, conditional=fewer)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -963,6 +970,34 @@ def test_the_example_fine_tunes_for_the_rule_and_the_noise_that_the_model_sample
     assert objective.draft_rate > 0
     assert objective.uniform_noise
     assert noise_std_for_cosine(objective.register_cosine) == pytest.approx(1.0)
+
+
+def test_a_method_that_the_model_cannot_use_is_refused_before_any_call(pipe):
+    without = replace(pipe, prior=pipe.prior or pipe.conditional, conditional=None)
+    for options in ({"method": "conwithindisc"}, {"method": "conthendisc", "given": Given(prefix="a")}):
+        with pytest.raises(ValueError, match="no conditional prior: use conthendisc or base"):
+            without.generate(1, calls=2, on_call=lambda snapshot: pytest.fail("a call was made"), **options)
+    with pytest.raises(ValueError, match="no prior: it encodes and decodes"):
+        replace(without, prior=None).generate(1, calls=2, method="conwithindisc")
+
+
+def test_empty_texts_given_to_each_sample_are_no_given_text(pipe):
+    each, none = (
+        pipe.generate(2, method="conthendisc", calls=2, given=given) for given in ([Given()] * 2, Given())
+    )
+    assert torch.equal(each.registers, none.registers)
+
+
+def test_only_the_prior_that_takes_more_steps_than_it_was_distilled_for_is_noted(pipe):
+    drawing = replace(pipe.settings.drawing, prior_steps=2, refresh_steps=3, eta=0.0, pag_scale=0.0)
+    student = fresh_noise_copy_of(pipe.conditional, torch.Generator().manual_seed(0))
+    model = replace(pipe, settings=replace(pipe.settings, drawing=drawing))
+    conditional_only = replace(model, conditional=student)
+    assert conditional_only.generate(1, calls=2, prior_steps=3).note == ""  # this prior was not distilled
+    assert "distilled for 3 steps" in conditional_only.generate(1, calls=2, refresh_steps=4).note
+    assert conditional_only.generate(1, calls=2, refresh_steps=4, method="conthendisc").note == ""  # no refresh
+    both = replace(model, prior=None, conditional=student)
+    assert "distilled for 2 steps" in both.generate(1, calls=2, prior_steps=3).note
 
 
 def test_more_steps_than_a_prior_was_distilled_for_are_made_and_noted(pipe):

@@ -56,3 +56,28 @@ def test_calls_that_were_not_needed_count_as_done_and_a_batch_is_never_more_than
     assert sum(moved) < 3
     ticks.finish()
     assert sum(moved) == pytest.approx(3)
+
+
+def test_what_was_done_before_does_not_count_in_the_speed(capsys):
+    with progress("training", 5002, unit="steps", start=5000) as advance:
+        time.sleep(0.2)
+        advance(2)
+    shown = capsys.readouterr().err
+    assert "training: 5002/5002 steps" in shown
+    (speed,) = re.findall(r"([\d.]+) steps/s", shown)
+    assert float(speed) <= 10
+
+
+def test_work_without_a_known_end_has_neither_a_total_nor_a_time_left(capsys, monkeypatch):
+    monkeypatch.setattr("crocodil.runtime.progress.SECONDS_BETWEEN_LINES", -1.0)
+    with progress("training", None, unit="steps", start=7) as advance:
+        advance()
+    shown = capsys.readouterr().err
+    assert "training: 8 steps, " in shown
+    assert "left" not in shown
+
+
+def test_a_bar_without_a_known_end_moves(screen, capsys):
+    with progress("training", None, unit="steps", start=7) as advance:
+        advance()
+    assert "8/?" in capsys.readouterr().err

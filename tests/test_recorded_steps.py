@@ -1,5 +1,7 @@
 """Steps that a GPU records read no value and copy none from the host: here they run on tensors without values."""
 
+from dataclasses import replace
+
 import pytest
 import tiny
 import torch
@@ -49,3 +51,15 @@ def test_the_condition_of_a_draw_is_a_function_of_tensors(monkeypatch):
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: False)  # it does not know this device
     there = ConditionStep(encoder.to("meta"), (denoiser.to("meta"),), tiny.MASK)(tokens.to("meta"))
     assert [output.shape for output in there] == [output.shape for output in here]
+
+
+@torch.no_grad()
+def test_positions_of_a_demasker_come_from_no_number_of_the_host(monkeypatch):
+    """Copying a number to the device is refused while a GPU records."""
+    tokens, bank = tiny.programs(2, 8), tiny.bank(2)
+    for literal in (False, True):
+        demasker = tiny.demasker(replace(tiny.DEMASKER, literal_positions=literal))
+        expected = demasker(tokens, bank)
+        with monkeypatch.context() as patched:
+            patched.setattr(torch, "tensor", lambda *_, **__: pytest.fail("a number of the host"))
+            assert torch.equal(demasker(tokens, bank), expected)

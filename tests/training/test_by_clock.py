@@ -1,5 +1,8 @@
 """Stages that are trained for a time, not for a number of steps."""
 
+import os
+import signal
+import time
 from dataclasses import replace
 
 import pytest
@@ -10,7 +13,9 @@ from crocodil.presets.runs import tiny
 from crocodil.runtime.distributed import Ranks
 from crocodil.training.by_clock import run_stage_for
 from crocodil.training.journal import read_rows
+from crocodil.training.loop import num_steps_done
 from crocodil.training.record import read_checksummed
+from crocodil.training.stages import BaseStage
 from crocodil.training.workspace import Workspace
 
 
@@ -33,6 +38,20 @@ def test_a_stage_that_is_trained_for_a_time_ends_with_a_falling_rate(corpus, tmp
         later < earlier for earlier, later in zip(rates[num_constant:], rates[num_constant + 1 :], strict=False)
     )
     assert (tmp_path / "base" / "model" / "demasker").is_dir()
+
+
+def test_a_signal_stops_a_stage_although_its_time_is_nearly_up(corpus, tmp_path, monkeypatch):
+    run, loss = short(corpus, decay_share=0.5, batch_size=2), BaseStage.loss
+
+    def loss_and_signal(stage, step, indices):
+        if step == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.4)  # the time of the constant rate is up
+        return loss(stage, step, indices)
+
+    monkeypatch.setattr(BaseStage, "loss", loss_and_signal)
+    assert not run_stage_for("base", run, Workspace(corpus, tmp_path, tmp_path), minutes=0.01)
+    assert num_steps_done(tmp_path / "base") <= 3
 
 
 def test_what_cannot_be_trained_for_a_time_is_refused(corpus, tmp_path):

@@ -98,14 +98,15 @@ def export(
         raise ValueError(f"{directory} has no finished stage guided: train it, then export")
     qwen = run.pretrained.qwen
     if priors_of is None:
-        settings = _settings(run, networks, method, knobs)
+        settings = _settings(run, networks, knobs)
         card = _card(directory, corpus, networks, license)
     else:
         networks = {name: path for name, path in networks.items() if name not in _PRIORS}
-        settings = _settings_of_priors(_settings(run, networks, method, {}), priors_of, knobs)
+        settings = _settings_of_priors(_settings(run, networks, {}), priors_of, knobs)
         card = _card(directory, corpus, networks, license)
         card = _with_line(card, f"Its priors are those of `{Path(priors_of).name}`.")
         networks |= _priors_of(priors_of, networks["encoder"], without or ())
+    settings = replace(settings, method=method or _best_method(networks))
     if weak_prior is not None:
         networks["weak_prior"] = weak_prior
     model = Crocodil.assemble(
@@ -123,9 +124,14 @@ def export(
     typer.echo(f"{out}: {_sizes(out, networks)}")
 
 
-def _settings(
-    run: "RunSummary", networks: Mapping[str, Path], method: Method | None, knobs: dict[str, Any]
-) -> "Settings":
+def _best_method(networks: Mapping[str, Path]) -> Method:
+    """Return the method that a model with these networks can use: ConWithinDisc needs a conditional prior."""
+    if "conditional" in networks:
+        return Method.CON_WITHIN_DISC
+    return Method.CON_THEN_DISC if "prior" in networks else Method.BASE
+
+
+def _settings(run: "RunSummary", networks: Mapping[str, Path], knobs: dict[str, Any]) -> "Settings":
     """Return the model's settings: what the priors were trained with, changed by the knobs."""
     from crocodil.pipeline import Settings
 
@@ -151,7 +157,7 @@ def _settings(
             f"the prior was trained at noise {smallest} and above (prior_objective.smallest_noise): use "
             f"--early-stop and --register-noise {smallest} or more"
         )
-    return replace(defaults, method=defaults.method_or_own(method), decoding=decoding, drawing=drawing)
+    return replace(defaults, decoding=decoding, drawing=drawing)
 
 
 def _moments(model: "Crocodil", corpus: "Corpus", count: int) -> "MomentsByNetwork":

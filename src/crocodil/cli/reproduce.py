@@ -212,10 +212,10 @@ def reproduce(
     load = partial(Crocodil.from_pretrained, device=device, compiled=compiled)
     pipes = [load(folder) for folder in model or [BUILTIN]]
     pipes = [with_base(pipe, _each("base", bases, len(pipes), index)) for index, pipe in enumerate(pipes)]
-    # The blocks stay compiled; the reveal step is not: it would be compiled again for every candidate of a sweep.
-    pipes = [replace(pipe, compiled=False) for pipe in pipes]
+    # The reveal step is not compiled: it would be compiled again for every candidate of a sweep.
+    pipes = [replace(pipe, compiled_reveal=False) for pipe in pipes]
     variants, compared = (
-        {name: replace(load(folder), compiled=False) for name, folder in folders.items()}
+        {name: replace(load(folder), compiled_reveal=False) for name, folder in folders.items()}
         for folders in named.values()
     )
     evaluator = _evaluator(corpus, how.judges, how.embedder, how.protocol, device)

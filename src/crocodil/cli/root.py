@@ -1,6 +1,7 @@
 """What all commands share: the application, its help panels, tables, and one-line errors instead of tracebacks."""
 
 import os
+import re
 import sys
 import warnings
 from enum import StrEnum
@@ -92,6 +93,10 @@ _CLICK_ERRORS = [base for base in typer.BadParameter.__mro__ if base.__name__ ==
 _UsageError: type[Exception] = _CLICK_ERRORS[0]
 
 
+# As PyTorch says it; "an illegal memory access" is a fault of ours.
+_OUT_OF_MEMORY = re.compile("out of memory|can't allocate memory|not enough memory")
+
+
 def main() -> None:
     """Run a command. A wrong option, a damaged file or too little memory is a one-line error, not a traceback."""
     warnings.formatwarning = lambda message, *_: f"crocodil: {message}\n"  # one line, without our file and line
@@ -105,7 +110,7 @@ def main() -> None:
     except (ValueError, OSError, ArithmeticError) as error:
         _fail(str(error), 1)
     except (MemoryError, RuntimeError) as error:
-        if not (isinstance(error, MemoryError) or "memory" in str(error)):
+        if not (isinstance(error, MemoryError) or _OUT_OF_MEMORY.search(str(error))):
             raise
         _fail("out of memory: use a smaller batch, a shorter length or another device", 1)
     except (KeyboardInterrupt, typer.Abort):

@@ -179,7 +179,7 @@ def register_nats(
     """
     end = time_of_noise(noise_std)
     offsets = torch.zeros(registers.shape[1], device=registers.device) if offsets is None else offsets
-    last = last_base_time(offsets, noise_std=noise_std, shift=shift)
+    last = last_base_time(float(offsets.max()), noise_std=noise_std, shift=shift)
     base_times = torch.linspace(1, last, num_steps + 1, device=registers.device)
     times = effective_time(base_times, offsets, shift=shift).clamp(min=end)
     signal, noise = signal_and_noise_level(times.double())

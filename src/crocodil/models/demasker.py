@@ -150,7 +150,7 @@ def literal_axes(num_given: int, num_text: int, prefix_length: PrefixLength | No
     END and the text follow the last visible register. Both axes use the same index.
     """
     if prefix_length is None:
-        prefix_length = torch.tensor([num_given], device=device)
+        prefix_length = torch.full((1,), num_given, device=device)
     slots = torch.arange(num_given + 1, device=device).expand(len(prefix_length), -1)
     after = 1 + prefix_length[:, None] + torch.arange(num_text + 1, device=device)
     positions = torch.cat([slots, after], dim=1)

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from crocodil.objectives.demasking import Loss
 from crocodil.objectives.distilled import DistilObjective
-from crocodil.objectives.priors import PriorObjective, offsets_of
-from crocodil.processes.gaussian import Denoise, add_noise, ddim_times, effective_time, last_base_time
+from crocodil.objectives.priors import PriorObjective, last_time, offsets_of
+from crocodil.processes.gaussian import Denoise, add_noise, ddim_times, effective_time
 from crocodil.seeding import Streams
 from crocodil.shapes import PerSample, RegisterBank, RegisterTime
 
@@ -55,7 +55,7 @@ def match_times(
 ) -> list[RegisterTime]:
     """Return the times of the steps: those of a draw that stops early at `stop_noise` (decision D63)."""
     offsets, shift = offsets_of(registers, prior_objective), prior_objective.time_shift
-    end = last_base_time(offsets, noise_std=objective.stop_noise, shift=shift)
+    end = last_time(registers.shape[1], prior_objective, objective.stop_noise)
     times = ddim_times(objective.draw_steps, offsets, end=end)
     return [effective_time(registers.new_full((len(registers),), time), offsets, shift=shift) for time in times]
 

@@ -103,11 +103,17 @@ def diffuse(
     offsets = offsets_of(registers, objective)
     first = None
     if objective.smallest_noise:
-        first = last_base_time(offsets, noise_std=objective.smallest_noise, shift=objective.time_shift)
+        first = last_time(registers.shape[1], objective, objective.smallest_noise)
     base_time = sample_base_time(offsets, first=first, streams=streams.at("time"))
     time = effective_time(base_time, offsets, shift=objective.time_shift)
     noise = streams.at("noise").normal(*registers.shape[1:])
     return add_noise(registers, time, noise), time
+
+
+def last_time(num_registers: int, objective: PriorObjective, noise_std: float) -> float:
+    """Return the base time of this noise in the last block. No tensor is read: that would wait for the device."""
+    largest = objective.largest_offset if num_registers > 1 else 0.0
+    return last_base_time(largest, noise_std=noise_std, shift=objective.time_shift)
 
 
 def offsets_of(registers: RegisterBank, objective: PriorObjective) -> Offsets:

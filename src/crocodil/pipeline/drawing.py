@@ -26,6 +26,9 @@ from crocodil.text.encode import encode_checked
 from crocodil.text.retokenizer import Retokenizer
 from crocodil.text.tokenizer import Tokenizer
 
+NO_PRIOR = "this model has no prior: it encodes and decodes, and generates with method base only"
+NO_CONDITIONAL = "this model has no conditional prior: use conthendisc or base, with no given text"
+
 
 @dataclass(frozen=True)
 class ConditionStep:
@@ -53,13 +56,18 @@ class Priors:
     retokenizer: Retokenizer | None
     engine: Engine
 
+    def check(self, drawing: Drawing, *, has_given_text: bool) -> None:
+        """Refuse draws that need a prior which the model does not have, before any call is made."""
+        if self.prior is None and self.conditional is None:
+            raise ValueError(NO_PRIOR)
+        if self.conditional is None and (has_given_text or drawing.refresh_at):
+            raise ValueError(NO_CONDITIONAL)
+
     def draw(self, streams: Streams, drawing: Drawing, *, length: int, on_step: OnStep | None = None) -> Draw:
         """Draw registers of a new text from the prior, for a canvas of this length."""
         prior = self.conditional if self.prior is None else self.prior
         if prior is None:
-            raise ValueError(
-                "this model has no prior: it encodes and decodes, and generates with method base only"
-            )
+            raise ValueError(NO_PRIOR)
         denoisers, condition_kvs = self._denoisers(prior, drawing), []
         if prior is self.conditional:
             device = streams.keys.device
@@ -79,7 +87,7 @@ class Priors:
     ) -> Draw:
         """Draw registers given the visible tokens of a text; a refresh may start from the old registers."""
         if self.conditional is None:
-            raise ValueError("this model has no conditional prior: use conthendisc or base, with no given text")
+            raise ValueError(NO_CONDITIONAL)
         denoisers = self._denoisers(self.conditional, drawing)
         condition_kvs = self._condition_kvs(denoisers, tokens)
         drawn = self._draw(denoisers, drawing, num_steps, condition_kvs, streams, on_step, replaced)

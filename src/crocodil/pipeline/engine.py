@@ -26,14 +26,21 @@ def compile_blocks(networks: Iterable[nn.Module]) -> None:
                     block.compile()
 
 
-def engine_for(device: torch.device, *, compiled: bool) -> Engine:
-    """Return an engine that records calls once and replays them on CUDA, and runs them directly elsewhere."""
+def engine_for(device: torch.device, *, compiled: bool, compiled_reveal: bool = True) -> Engine:
+    """Return an engine that records calls once and replays them on CUDA, and runs them directly elsewhere.
+
+    If it is compiled, steps draw their random numbers with one kernel each, and the reveal step is compiled too,
+    unless `compiled_reveal` is False.
+    """
     if device.type != "cuda":
         return PLAIN
-    if compiled:
-        torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, MAX_COMPILED_VARIANTS)
-        return Engine(with_compiled_draws(Recorder()), torch.compile(reveal, dynamic=True))
-    return Engine(Recorder())
+    recorder = Recorder(device)
+    if not compiled:
+        return Engine(recorder)
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, MAX_COMPILED_VARIANTS)
+    return Engine(
+        with_compiled_draws(recorder), torch.compile(reveal, dynamic=True) if compiled_reveal else reveal
+    )
 
 
 def with_compiled_draws(play: Play) -> Play:

@@ -136,6 +136,9 @@ def check_networks(
     for denoiser in (prior, conditional):
         if denoiser is not None and denoiser.config.num_registers > count:
             raise ValueError(f"a prior has {denoiser.config.num_registers} registers, the demasker reads {count}")
+    counts = {denoiser.config.num_registers for denoiser in (prior, conditional) if denoiser is not None}
+    if len(counts) > 1:
+        raise ValueError(f"the priors draw {' and '.join(map(str, sorted(counts)))} registers: they must be equal")
     if prior is not None and prior.config.condition_width is not None:
         raise ValueError("the prior has cross-attention, like a conditional prior: are the two swapped?")
     if conditional is not None:

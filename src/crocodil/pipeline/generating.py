@@ -57,21 +57,26 @@ def generation_job(
     if method is Method.BASE:
         note = "no base of its own: the demasker without registers" if model.base is None else ""
         return seed_job(base_sampler(model, decoding), canvas, seed, count, decoding, note=note)
-    draws = draws_from(model.priors, drawing, has_given_text=bool(given))
+    has_given_text = bool(given) if isinstance(given, Given) else any(map(bool, given))
+    model.priors.check(drawing, has_given_text=has_given_text)
+    draws = draws_from(model.priors, drawing, has_given_text=has_given_text)
     sample = guided_sampler(model.demasker, draws, decoding, drawing, engine=model.engine)
     return seed_job(sample, canvas, seed, count, decoding, drawing, note=_note_on_steps(model, drawing))
 
 
 def _note_on_steps(model: Networks, drawing: Drawing) -> str:
-    """Return a note if a distilled prior takes more steps than by default: it was not trained for them."""
-    priors = [prior for prior in (model.prior, model.conditional) if prior is not None]
-    usual = model.settings.drawing
-    steps = max(usual.prior_steps, usual.refresh_steps)
-    if not any(prior.config.is_distilled for prior in priors):
-        return ""
-    if max(drawing.prior_steps, drawing.refresh_steps) <= steps:
-        return ""
-    return f"this prior was distilled for {steps} steps, and not trained for more"
+    """Return a note if a prior that adds fresh noise in each step takes more steps than it was trained for.
+
+    Fewer steps that stop at more noise are the first steps of its training. A flow map takes any number.
+    """
+    usual, first = model.settings.drawing, model.prior or model.conditional
+    asked = [(first, drawing.prior_steps, usual.prior_steps)]
+    if drawing.refresh_at and drawing.refresh_from == 1:
+        asked.append((model.conditional, drawing.refresh_steps, usual.refresh_steps))
+    for prior, steps, own in asked:
+        if prior is not None and prior.config.fresh_noise and steps > own:
+            return f"this prior was distilled for {own} steps, and not trained for more"
+    return ""
 
 
 def seed_job(

@@ -68,6 +68,7 @@ class Networks:
     base: LLaDA | None = None  # trained by itself; None: the demasker without registers (decision D14)
     encoder_tokenizer: Tokenizer | None = None  # of an encoder with another vocabulary (decision D7)
     compiled: bool = False
+    compiled_reveal: bool = True  # in a compiled model
 
     def __post_init__(self) -> None:
         if self.tokenizer.special.mask is None:
@@ -201,7 +202,7 @@ class Networks:
     @cached_property
     def engine(self) -> Engine:
         """Return the engine; on CUDA it records calls as graphs and replays them."""
-        return engine_for(self.device, compiled=self.compiled)
+        return engine_for(self.device, compiled=self.compiled, compiled_reveal=self.compiled_reveal)
 
     @cached_property
     def priors(self) -> Priors:

@@ -55,7 +55,10 @@ def time_of_noise(std: float) -> float:
     """Return the time at which z_s / signal is z_0 plus noise of this standard deviation."""
     if not 0 < std < math.inf:
         raise ValueError(f"the standard deviation of noise must be above 0 and finite, not {std}")
-    return time_of_snr(torch.tensor(std, dtype=torch.float64) ** -2).item()
+    quarter = math.pi / 2
+    first = quarter * SCHEDULE_SHIFT / (1 + SCHEDULE_SHIFT)
+    angle = math.acos(math.cos(first) / math.sqrt(1 + std**2))
+    return angle / quarter * (1 + SCHEDULE_SHIFT) - SCHEDULE_SHIFT
 
 
 def time_of_snr(ratio: Float[Tensor, "*B"]) -> Float[Tensor, "*B"]:
@@ -101,10 +104,13 @@ def sample_base_time(offsets: Offsets, *, first: float | None = None, streams: S
     return start + (1 - start) * streams.uniform()
 
 
-def last_base_time(offsets: Offsets, *, noise_std: float = 0.0, shift: float = 1.0) -> float:
-    """Return the base time at which z_s / signal has this noise in the last block, and less in the others."""
+def last_base_time(largest_offset: float, *, noise_std: float = 0.0, shift: float = 1.0) -> float:
+    """Return the base time at which z_s / signal has this noise in the last block, and less in the others.
+
+    `largest_offset` is that of the last block.
+    """
     time = time_of_noise(noise_std) if noise_std else 0.0  # 0: all blocks are clean
-    return time / (shift - (shift - 1) * time) - float(offsets.max())  # the inverse of `effective_time`
+    return time / (shift - (shift - 1) * time) - largest_offset  # the inverse of `effective_time`
 
 
 def base_time_at(share: float, *, end: float) -> float:
@@ -119,7 +125,7 @@ def ddim_times(num_steps: int, offsets: Offsets, *, start: float = 1.0, end: flo
     """
     if num_steps < 1:
         raise ValueError(f"DDIM needs at least one step, not {num_steps}")
-    end = last_base_time(offsets) if end is None else end
+    end = -float(offsets.max()) if end is None else end
     return [start + (end - start) * step / num_steps for step in range(num_steps)] + [end]
 
 

@@ -24,39 +24,42 @@ def eager(step: Callable[..., Any], key: Hashable, inputs: Inputs) -> Any:
 class Recorder:
     """Records the first step of each key and shape, and replays it for the following ones.
 
-    Recordings share their memory. PyTorch allows that where they are replayed in the order in which they were
-    made, as the calls of a decoding are.
+    Recordings share one memory pool. They may be replayed in any order on one stream: inputs lie outside of the
+    pool, and outputs are copied before the next replay.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
         self.forget()
 
     def forget(self) -> None:
         """Delete all recordings and free their memory."""
         self.recordings: dict[Hashable, Recording] = {}
-        self.pool = torch.cuda.graph_pool_handle()
+        with torch.cuda.device(self.device):
+            self.pool, self.stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream()
 
     def __call__(self, step: Callable[..., Any], key: Hashable, inputs: Inputs) -> Any:
         shapes = tuple(None if tensor is None else (tensor.shape, tensor.dtype) for tensor in inputs)
-        recording = self.recordings.get((key, shapes))
-        if recording is None:
-            if len(self.recordings) >= MOST_RECORDINGS:
-                self.forget()
-            recording = self.recordings[key, shapes] = Recording(step, inputs, self.pool)
-        return recording.replay(inputs)
+        # Streams and pools belong to the current device. Tensors made in inference mode could not be reused.
+        with torch.cuda.device(self.device), torch.inference_mode(False), torch.no_grad():
+            recording = self.recordings.get((key, shapes))
+            if recording is None:
+                if len(self.recordings) >= MOST_RECORDINGS:
+                    self.forget()
+                recording = self.recordings[key, shapes] = Recording(step, inputs, self.pool, self.stream)
+            return recording.replay(inputs)
 
 
 class Recording:
-    def __init__(self, step: Callable[..., Any], inputs: Inputs, pool: Any) -> None:
+    def __init__(self, step: Callable[..., Any], inputs: Inputs, pool: Any, stream: torch.cuda.Stream) -> None:
         self.inputs = [None if tensor is None else tensor.clone() for tensor in inputs]
         self.last: list[tuple[Tensor, int] | None] = [None] * len(inputs)
-        side_stream = torch.cuda.Stream()
-        side_stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side_stream):
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
             step(*self.inputs)  # a warm-up run: lazy initialisation must not be recorded
-        torch.cuda.current_stream().wait_stream(side_stream)
+        torch.cuda.current_stream().wait_stream(stream)
         self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph, pool=pool):
+        with torch.cuda.graph(self.graph, pool=pool, stream=stream):
             self.outputs = step(*self.inputs)
 
     def replay(self, inputs: Inputs) -> Any:
@@ -64,11 +67,11 @@ class Recording:
         for index, (recorded, given) in enumerate(zip(self.inputs, inputs, strict=True)):
             if recorded is None or given is None:
                 continue
-            last = self.last[index]
+            last, version = self.last[index], None if given.is_inference() else given._version
             # Some inputs, such as registers, are the same tensor in every call: copy only after a change.
-            if last is None or given is not last[0] or given._version != last[1]:
+            if version is None or last is None or given is not last[0] or version != last[1]:
                 recorded.copy_(given)
-                self.last[index] = (given, given._version)
+                self.last[index] = None if version is None else (given, version)
         self.graph.replay()
         if isinstance(self.outputs, Tensor):
             return self.outputs.clone()

@@ -29,22 +29,32 @@ class Advance(Protocol):
 
 @contextmanager
 def progress(
-    what: str, total: int, *, unit: str, shown: bool = True, lines: bool = True, worth_s: float = 0.0
+    what: str,
+    total: int | None,
+    *,
+    unit: str,
+    start: int = 0,
+    shown: bool = True,
+    lines: bool = True,
+    worth_s: float = 0.0,
 ) -> Iterator[Advance]:
     """Show a bar in a terminal, or print a line now and then in a log, both to stderr.
 
-    The bar appears only if the work is expected to take longer than `worth_s`. `lines=False` turns off log lines.
+    A `total` of None is unknown. `start` was done before, so it does not count in the speed. The bar appears only
+    if the work is expected to take longer than `worth_s`. `lines=False` turns off log lines.
     """
     console = Console(file=sys.stderr)
     if shown and console.is_terminal:
-        yield from _bar(what, total, unit, console, worth_s)
+        yield from _bar(what, total, start, unit, console, worth_s)
     elif shown and lines:
-        yield from _lines(what, total, unit, console)
+        yield from _lines(what, total, start, unit, console)
     else:
         yield lambda count=1, note="": None
 
 
-def _bar(what: str, total: int, unit: str, console: Console, worth_s: float) -> Iterator[Advance]:
+def _bar(
+    what: str, total: int | None, start: int, unit: str, console: Console, worth_s: float
+) -> Iterator[Advance]:
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -57,8 +67,8 @@ def _bar(what: str, total: int, unit: str, console: Console, worth_s: float) -> 
     )
     # On a screen, texts that are printed meanwhile go above the bar; in a file or pipe they must stay unchanged.
     bars = Progress(*columns, console=console, redirect_stdout=sys.stdout.isatty())
-    task = bars.add_task(what, total=total, note="")
-    started_at, done = time.monotonic(), 0.0
+    task = bars.add_task(what, total=total, completed=start, note="")
+    started_at, done = time.monotonic(), float(start)
 
     def advance(count: float = 1, note: str = "") -> None:
         nonlocal done
@@ -66,7 +76,8 @@ def _bar(what: str, total: int, unit: str, console: Console, worth_s: float) -> 
         bars.update(task, completed=_rounded(done), note=note)
         elapsed_s = time.monotonic() - started_at
         # The first step is often slow, so do not estimate the total from it alone.
-        if not bars.live.is_started and elapsed_s > worth_s / 6 and elapsed_s * total > worth_s * done:
+        takes_long = total is None or elapsed_s * (total - start) > worth_s * (done - start)
+        if not bars.live.is_started and elapsed_s > worth_s / 6 and takes_long:
             bars.start()
 
     if not worth_s:
@@ -77,23 +88,23 @@ def _bar(what: str, total: int, unit: str, console: Console, worth_s: float) -> 
         bars.stop()
 
 
-def _lines(what: str, total: int, unit: str, console: Console) -> Iterator[Advance]:
+def _lines(what: str, total: int | None, start: int, unit: str, console: Console) -> Iterator[Advance]:
     started_at = last_line_at = time.monotonic()
-    done = 0.0
+    done = float(start)
 
     def advance(count: float = 1, note: str = "") -> None:
         nonlocal done, last_line_at
         done += count
         now = time.monotonic()
-        if _rounded(done) >= total or now - last_line_at > SECONDS_BETWEEN_LINES:
+        is_complete = total is not None and _rounded(done) >= total
+        if is_complete or now - last_line_at > SECONDS_BETWEEN_LINES:
             last_line_at = now
-            per_s = done / max(now - started_at, 1e-9)
-            left_s = (total - done) / max(per_s, 1e-9)
-            console.print(
-                f"{what}: {int(_rounded(done))}/{total} {unit}, {rate(per_s, unit)}, {left_s:,.0f} s left {note}",
-                highlight=False,
-                markup=False,
-            )
+            per_s = (done - start) / max(now - started_at, 1e-9)
+            of_all, left = "", ""
+            if total is not None:
+                of_all, left = f"/{total}", f", {(total - done) / max(per_s, 1e-9):,.0f} s left"
+            line = f"{what}: {int(_rounded(done))}{of_all} {unit}, {rate(per_s, unit)}{left} {note}"
+            console.print(line, highlight=False, markup=False)
 
     yield advance
 

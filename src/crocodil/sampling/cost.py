@@ -70,18 +70,23 @@ class Ledger:
 
     def __init__(self, canvas: TokenIds, spent: Cost) -> None:
         everyone = torch.ones_like(canvas[:, 0], dtype=torch.bool)
-        self.num_samples, self.entries = len(canvas), [(spent, everyone.nonzero()[:, 0], everyone)]
+        self.num_samples, self.spent = len(canvas), spent
+        self.entries = [(spent, everyone.nonzero()[:, 0], everyone)]
 
     def enter(self, spent: Cost, index: Int[Tensor, "B"], is_charged: Bool[Tensor, "B"]) -> None:
         """Charge a cost to some of the samples in `index`. No tensor value is read: that waits for the device."""
+        self.spent += spent
         self.entries.append((spent, index, is_charged))
 
     def total(self) -> Cost:
-        return sum((spent for spent, _, _ in self.entries), NO_COST)
+        return self.spent
 
     def costs(self) -> list[Cost]:
         """Return the cost of each sample if it had been decoded alone."""
-        counts = torch.zeros(self.num_samples, len(astuple(NO_COST)), dtype=torch.int64)
-        for spent, index, is_charged in self.entries:
-            counts.index_add_(0, index.cpu(), is_charged.cpu().long()[:, None] * torch.tensor(astuple(spent)))
+        spent, indices, are_charged = zip(*self.entries, strict=True)
+        calls = torch.tensor([astuple(cost) for cost in spent])
+        calls = calls.repeat_interleave(torch.tensor([len(index) for index in indices]), dim=0)
+        charged = torch.cat(are_charged).cpu().long()[:, None] * calls  # two copies to the host, for all entries
+        counts = torch.zeros(self.num_samples, calls.shape[1], dtype=torch.int64)
+        counts.index_add_(0, torch.cat(indices).cpu(), charged)
         return [Cost(*calls) for calls in counts.tolist()]

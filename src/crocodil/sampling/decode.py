@@ -159,7 +159,7 @@ def _first_planned(canvas: Canvas, plan: DecodePlan) -> int:
     first = canvas.length - plan.length
     if first < 0:
         raise ValueError(f"the plan is for {plan.length} tokens, the canvas has {canvas.length}")
-    if canvas.masked()[:, :first].any():
+    if first and canvas.masked()[:, :first].any():
         raise ValueError(f"the first {first} tokens come before the plan's {plan.length}: they must not be masked")
     return first
 

@@ -41,7 +41,8 @@ class EarlyStop:
     @cached_property
     def base_time(self) -> float:
         """The base time at which a draw stops."""
-        return last_base_time(self.offsets, noise_std=self.noise_std / self.scale.max().item(), shift=self.shift)
+        noise_std = self.noise_std / self.scale.max().item()
+        return last_base_time(float(self.offsets.max()), noise_std=noise_std, shift=self.shift)
 
     @cached_property
     def levels(self) -> "StopLevels":

@@ -57,7 +57,7 @@ class Schedule:
         stop = None
         if drawing.early_stop:
             stop = EarlyStop.of(drawing, offsets, scale_of(unstandardise, torch.empty(1, *shape, device=device)))
-        end = last_base_time(offsets) if stop is None else stop.base_time
+        end = last_base_time(float(offsets.max())) if stop is None else stop.base_time
         start = base_time_at(drawing.refresh_from, end=end) if replaces else 1.0
         times = register_times_at(
             ddim_times(num_steps, offsets, start=start, end=end),

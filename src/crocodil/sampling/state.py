@@ -162,8 +162,11 @@ class State:
     def refresh(self, refresh: Refresh, call: int) -> None:
         """Replace the registers, given the tokens visible so far."""
         registers, cost = refresh(self.tokens, self.registers, refresh_streams(self.streams, call))
-        self.ledger.enter(cost, self.index, self.unfinished())
-        self.registers = registers
+        unfinished = self.unfinished()
+        self.ledger.enter(cost, self.index, unfinished)
+        # On a GPU finished samples may still be in the batch. They keep their registers, as they do on a CPU.
+        old = registers.new_zeros(()) if self.registers is None else self.registers
+        self.registers = registers.where(unfinished[:, None, None], old)
 
     def update(self, revealed: Revealed, cost: Cost) -> None:
         self.tokens, self._log_prob = revealed.tokens, revealed.log_prob

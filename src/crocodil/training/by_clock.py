@@ -9,13 +9,12 @@ from dataclasses import replace
 from typing import Any
 
 from crocodil.training.journal import read_rows
-from crocodil.training.loop import check_minutes
+from crocodil.training.loop import NO_END, check_minutes
 from crocodil.training.run import run_stage
 from crocodil.training.run_config import Run
 from crocodil.training.stage_setup import TRAINED_STAGES
 from crocodil.training.workspace import Workspace
 
-_NO_END = 10**8  # steps, while the learning rate is constant
 _RECENT = 200  # steps that the speed is measured on: all lengths have had many turns
 
 
@@ -29,17 +28,15 @@ def run_stage_for(name: str, run: Run, workspace: Workspace, *, minutes: float) 
     begin = time.monotonic()
     constant_minutes = (1 - getattr(run, f"{name}_loop").decay_share) * minutes
 
-    def falling() -> Run | None:
+    def falling() -> Run:
         left_s = 60 * minutes - (time.monotonic() - begin)
-        if left_s > 60 * (minutes - constant_minutes):
-            return None  # a signal came before the time was up
         steps = [row for row in read_rows(workspace.out / name) if "step_s" in row]
         recent = [row["step_s"] for row in steps[-_RECENT:]]
         num_left = max(1, int(left_s * len(recent) / sum(recent)))
         num_steps = steps[-1]["step"] + num_left
         return _with_schedule(run, name, num_steps=num_steps, decay_share=num_left / num_steps)
 
-    constant = _with_schedule(run, name, num_steps=_NO_END, decay_share=0.0)
+    constant = _with_schedule(run, name, num_steps=NO_END, decay_share=0.0)
     return run_stage(name, constant, workspace, max_minutes=constant_minutes, then=falling)
 
 

@@ -42,6 +42,7 @@ class TrainState:
     averages: dict[str, Tensor]  # exponential moving averages of the weights
     step: int = 0
     ranks: Ranks = field(default_factory=Ranks)
+    was_stopped: bool = False  # by a signal, not by a time limit
 
     @property
     def device(self) -> torch.device:

@@ -51,7 +51,7 @@ class Arriving(NamedTuple):
             tensor.to("cpu", non_blocking=True)
             for tensor in (result.losses, result.gradient_norm, *result.parts.values())
         )
-        copied = torch.cuda.Event()
+        copied = torch.cuda.Event(enable_timing=True)
         copied.record()
         return cls(
             step,
@@ -80,6 +80,7 @@ class Journal:
         self.ideal_s = batch_size * work.flops / matrix_rate  # duration of a step at an MFU of 1
         self.pending: list[Arriving] = []
         self.last_at = time.perf_counter()
+        self.last_copied: torch.cuda.Event | None = None  # on a GPU: of the last logged step
         self.recent: deque[float] = deque(maxlen=NUM_RECENT)  # seconds of the last steps
 
     def add(self, step: int, result: StepResult) -> None:
@@ -92,20 +93,31 @@ class Journal:
         self._log_pending(keep=0)
         yield
         self.last_at = time.perf_counter()
+        if self.last_copied is not None:
+            self.last_copied = torch.cuda.Event(enable_timing=True)
+            self.last_copied.record()
 
     def _log_pending(self, *, keep: int) -> None:
         while len(self.pending) > keep:
             arriving = self.pending.pop(0)
-            self._log_step(arriving.step, arriving.wait())
+            self._log_step(arriving.step, arriving.wait(), arriving.copied)
 
-    def _log_step(self, step: int, result: StepResult) -> None:
+    def _seconds_since_last(self, copied: torch.cuda.Event | None) -> float:
+        """Return the duration of a step. On a GPU it is measured there, since steps are logged late."""
+        now = time.perf_counter()
+        seconds, self.last_at = now - self.last_at, now
+        if copied is not None and self.last_copied is not None:
+            seconds = self.last_copied.elapsed_time(copied) / 1000
+        self.last_copied = copied
+        return seconds
+
+    def _log_step(self, step: int, result: StepResult, copied: torch.cuda.Event | None) -> None:
         losses, norm = result.losses.tolist(), result.gradient_norm.item()
         for rank, loss in enumerate(losses):
             self._check_finite(f"loss {loss} at step {step} on rank {rank}", loss)
         self._check_finite(f"gradient norm {norm} at step {step}", norm)  # it would make all weights NaN
         loss = sum(losses) / len(losses)
-        seconds = time.perf_counter() - self.last_at
-        self.last_at += seconds
+        seconds = self._seconds_since_last(copied)
         self.recent.append(seconds)
         parts = {name: values.mean().item() for name, values in result.parts.items()}
         row = {"step": step + 1, "loss": loss, **parts, "gradient_norm": norm}

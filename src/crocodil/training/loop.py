@@ -28,6 +28,7 @@ from crocodil.training.journal import Journal, StepResult, metrics_log
 from crocodil.training.optimisers import Muon, hidden_matrices
 from crocodil.training.work import Work, matrix_rate
 
+NO_END = 10**8  # steps of a stage that the clock ends
 _MAX_COMPILED_SHAPES = 32  # by default torch stops compiling after 8
 
 
@@ -155,13 +156,13 @@ def train(
     check_minutes(max_minutes)
     state = state or _first_state(stage, config, out, ranks, resume=resume)
     deadline, first_step = time.monotonic() + 60 * (max_minutes or math.inf), state.step
+    total = config.num_steps if config.num_steps < NO_END else None
     with (
         compiled_draws() if config.compile_blocks and ranks.device.startswith("cuda") else nullcontext(),
         metrics_log(out, state.step, written=ranks.is_main) as log,
         _stop_signal() as stop_requested,
-        progress(f"training {stage.name}", config.num_steps, unit="steps", shown=ranks.is_main) as advance,
+        progress(f"training {stage.name}", total, unit="steps", start=state.step, shown=ranks.is_main) as advance,
     ):
-        advance(state.step)
         rate = ranks.count * matrix_rate(ranks.device)
         journal = Journal(stage.name, stage.work(), config.batch_size, rate, log, advance)
         while True:
@@ -178,6 +179,7 @@ def train(
                     if saves:
                         save(state, out / "checkpoints", keep=config.keep_checkpoints)
             if done or stopping:
+                state.was_stopped = ranks.any(stop_requested())
                 return state
             journal.add(state.step, take_step(stage, state, config))
 

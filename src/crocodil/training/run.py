@@ -129,7 +129,7 @@ def run_stage(
         stage, loop = TRAINED_STAGES[name](run, workspace)
         ranks.on_main(partial(_write_work, name, run, workspace, stage, loop))
         state = train(stage, loop, out, ranks=ranks, resume=resume, max_minutes=max_minutes)
-        if state.step < loop.num_steps and (rescheduled := then()):
+        if state.step < loop.num_steps and not state.was_stopped and (rescheduled := then()):
             ranks.on_main(partial(_start, name, rescheduled, workspace, resume=True))
             loop = getattr(rescheduled, f"{name}_loop")
             ranks.on_main(partial(_write_work, name, rescheduled, workspace, stage, loop))
