@@ -133,3 +133,7 @@ def test_a_word_may_go_on_and_only_so():
 def test_given_text_must_leave_room():
     with pytest.raises(ValueError, match="the given text takes 4 of 4 tokens and leaves none to fill"):
         masked_canvas(Given(prefix="x = ("), tokenizer(), length=4)
+    with pytest.raises(ValueError, match=r"takes 4 of 9 tokens and leaves 5 to fill, fewer than the 6 asked for"):
+        masked_canvas(Given(prefix="x = (", tokens=6), tokenizer(), length=9)
+    with pytest.raises(ValueError, match="tokens is 0: at least one token is filled"):
+        masked_canvas(Given(prefix="x = (", tokens=0), tokenizer(), length=9)

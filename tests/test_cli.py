@@ -287,3 +287,34 @@ def test_a_new_folder_gets_one_file_per_text_and_is_never_overwritten(tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     with pytest.raises(ValueError, match="link is not a folder"):
         NewFolder(tmp_path / "link", "py")
+
+
+def test_only_missing_memory_is_reported_as_such(capsys, monkeypatch):
+    """A fault of a GPU mentions memory too, and must not be hidden."""
+
+    def failing(message):
+        def command(**_):
+            raise RuntimeError(message)
+
+        return command
+
+    monkeypatch.setattr("crocodil.cli.root.app", failing("CUDA out of memory. Tried to allocate 2 GiB"))
+    assert failure(capsys, monkeypatch) == (
+        1,
+        "crocodil: out of memory: use a smaller batch, a shorter length or another device\n",
+    )
+    monkeypatch.setattr("crocodil.cli.root.app", failing("CUDA error: an illegal memory access was encountered"))
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        main()
+
+
+def test_an_empty_prompt_is_refused_before_a_model_is_loaded(capsys, monkeypatch):
+    assert failure(capsys, monkeypatch, "generate", "--prompt", "") == (
+        1,
+        "crocodil: the prompt is empty: leave out --prompt\n",
+    )
+
+
+def test_a_paragraph_of_help_has_no_line_breaks_of_the_source():
+    shown = run("--help").output
+    assert "Start with crocodil generate, which uses a small built-in model of Python code." in shown

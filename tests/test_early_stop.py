@@ -108,7 +108,9 @@ def test_without_noise_a_draw_ends_as_it_always_did():
 
 @pytest.mark.parametrize("noise", [0.0, 1e8])
 def test_a_stop_without_a_noise_level_is_refused_before_the_model_is_loaded(noise):
-    with pytest.raises(ValueError, match="early_stop needs register_noise, above 0 and up to 1000: where a draw"):
+    with pytest.raises(
+        ValueError, match="early_stop needs a register_noise above 0, at most 1000: there the draw"
+    ):
         Drawing(early_stop=True, register_noise=noise)
 
 
@@ -148,9 +150,9 @@ def test_a_prior_may_be_trained_only_at_the_times_of_draws_that_stop_early(shift
 def test_a_model_stops_its_draws_where_the_training_of_its_prior_began():
     run = RunSummary(lengths=(64,), prior_objective=PriorObjective(smallest_noise=0.7), pretrained=Pretrained())
     networks = {"conditional": Path("run/conditional/model/denoiser")}
-    drawing = _settings(run, networks, None, {}).drawing
+    drawing = _settings(run, networks, {}).drawing
     assert (drawing.early_stop, drawing.register_noise) == (True, 0.7)
-    assert _settings(run, networks, None, {"register_noise": 2.0}).drawing.register_noise == 2.0
+    assert _settings(run, networks, {"register_noise": 2.0}).drawing.register_noise == 2.0
     for knobs in ({"register_noise": 0.5}, {"early_stop": False}):
         with pytest.raises(ValueError, match=r"trained at noise 0.7 and above .*: use --early-stop and"):
-            _settings(run, networks, None, knobs)
+            _settings(run, networks, knobs)

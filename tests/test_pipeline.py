@@ -202,9 +202,9 @@ def test_registers_that_are_drawn_again_can_have_less_noise(pipe, early_stop):
 
 def test_a_refresh_with_other_noise_starts_from_pure_noise():
     assert Drawing(register_noise=1.0, refresh_noise=1.0, refresh_from=0.5).of_refresh.register_noise == 1.0
-    with pytest.raises(ValueError, match="refresh_from below 1 keeps the noise of the registers"):
+    with pytest.raises(ValueError, match="refresh_noise needs refresh_from=1"):
         Drawing(register_noise=1.0, refresh_noise=0.5, refresh_from=0.5)
-    with pytest.raises(ValueError, match="early_stop needs refresh_noise above 0"):
+    with pytest.raises(ValueError, match="early_stop needs a refresh_noise above 0"):
         Drawing(register_noise=1.0, refresh_noise=0.0, early_stop=True)
 
 
@@ -526,6 +526,8 @@ def test_a_text_beyond_the_models_length_is_refused_with_what_would_be_cut(pipe)
             "6 calls do not split over 4 blocks: take a multiple of 4",
         ),
         ({"given": Given(prefix="xyz1 " * 20)}, r"the given text takes \d+ of 64 tokens and leaves none to fill"),
+        ({"batch_size": -1}, "batch_size is -1: at least one text is in a batch"),
+        ({"batch_size": 0}, "batch_size is 0: at least one text is in a batch"),
     ],
 )
 def test_what_cannot_be_generated_is_one_line_that_says_what_can(pipe, asked, message):
@@ -673,6 +675,25 @@ def test_export_takes_the_prior_of_stage_guided_if_there_is_no_other(trained, co
     assert re.findall(r"(\w+) [0-9.]+ MB", made.output) == ["demasker", "encoder", "conditional"]
     model = Crocodil.from_pretrained(tmp_path / "model", device="cpu")
     assert model.settings.drawing.largest_offset == 0  # it was trained without
+    assert model.generate(1, calls=2, prior_steps=2, refresh_steps=1).texts
+
+
+@pytest.mark.parametrize(
+    ("left_out", "method"),
+    [
+        ((), Method.CON_WITHIN_DISC),
+        (("prior",), Method.CON_WITHIN_DISC),
+        (("conditional",), Method.CON_THEN_DISC),
+        (("prior", "conditional"), Method.BASE),
+    ],
+)
+def test_the_default_method_of_an_exported_model_needs_no_network_that_it_lacks(
+    trained, corpus, tmp_path, left_out, method
+):
+    without = [word for name in left_out for word in ("--without", name)]
+    assert run("export", trained, "--data", corpus.directory, "--out", tmp_path / "model", *without).exit_code == 0
+    model = Crocodil.from_pretrained(tmp_path / "model", device="cpu")
+    assert model.settings.method is method
     assert model.generate(1, calls=2, prior_steps=2, refresh_steps=1).texts
 
 

@@ -210,8 +210,8 @@ def test_an_exported_model_draws_in_few_steps_from_students_only():
         lengths=(64,), prior_objective=PriorObjective(), pretrained=Pretrained(), distil_objective=objective
     )
     teacher, student = Path("run/conditional/model/denoiser"), Path("run/distilled/model/prior")
-    drawing = _settings(run, {"prior": student, "conditional": teacher}, None, {}).drawing
+    drawing = _settings(run, {"prior": student, "conditional": teacher}, {}).drawing
     assert (drawing.prior_steps, drawing.refresh_steps) == (2, 32)
     both = Path("run/distilled/model/conditional")
-    drawing = _settings(run, {"conditional": both}, None, {}).drawing
+    drawing = _settings(run, {"conditional": both}, {}).drawing
     assert (drawing.prior_steps, drawing.refresh_steps) == (2, 2)

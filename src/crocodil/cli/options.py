@@ -189,6 +189,10 @@ _METHODS = (
 )
 AnyMethod = Annotated[
     Method | None,
+    typer.Option("--method", help=f"{_METHODS} Default: that of the model.", rich_help_panel=TEXT),
+]
+MethodOrBase = Annotated[
+    Method | None,
     typer.Option(
         "--method",
         help=f"{_METHODS} Default: that of the model, or base for a checkpoint such as LLaDA.",
@@ -197,10 +201,14 @@ AnyMethod = Annotated[
 ]
 Count = Annotated[int, number(config.Count, "Number of texts.", panel=TEXT)]
 Length = Annotated[
+    int | None, number(config.Length, "Tokens of the whole canvas. Default: that of the model.", panel=TEXT)
+]
+CanvasOrAnswer = Annotated[
     int | None,
     number(
         config.Length,
         "Number of tokens: of the whole canvas or, for LLaDA, of the answer. Default: that of the model.",
+        "--length",
         panel=TEXT,
     ),
 ]
@@ -253,7 +261,16 @@ BatchSize = Annotated[
     int | None,
     number(
         config.Count,
+        "Texts per batch. Default: what fits into memory, at most 16 on a CPU.",
+        panel=OUTPUT,
+    ),
+]
+EarlyBatchSize = Annotated[
+    int | None,
+    number(
+        config.Count,
         "Texts per batch. Small batches print the first texts earlier. Default: 4 on a CPU, what fits on a GPU.",
+        "--batch-size",
         panel=OUTPUT,
     ),
 ]

@@ -71,19 +71,14 @@ def evaluate(
     from crocodil.reproduce.protocol import FULL
     from crocodil.reproduce.store import as_json
 
-    if samples is not None:
-        texts = read_texts(samples)
-        evaluator = replace(
-            _evaluator(corpus, (judge,), None, FULL, device), min_texts_for_mauve=MIN_TEXTS_FOR_MAUVE
-        )
+    texts = None if samples is None else read_texts(samples)
+    evaluator = replace(_evaluator(corpus, (judge,), None, FULL, device), min_texts_for_mauve=MIN_TEXTS_FOR_MAUVE)
+    if texts is not None:
         row = evaluate_texts(texts, corpus, evaluator, length=length, split=split)
     else:
         from crocodil.pipeline import Crocodil
 
         pipe = Crocodil.from_pretrained(model, device=device)
-        evaluator = replace(
-            _evaluator(corpus, (judge,), None, FULL, device), min_texts_for_mauve=MIN_TEXTS_FOR_MAUVE
-        )
         method = pipe.settings.method_or_own(method)
         row = evaluate_model(
             pipe, corpus, evaluator, method=method, knobs=knobs, count=count, split=split, seed=seed

@@ -26,9 +26,9 @@ CPU_BATCH = 4  # texts: the first ones are printed early, for a tenth more time 
 @options.with_knobs_of(Decoding, Drawing)
 def generate(
     *,
-    method: options.AnyMethod = None,
+    method: options.MethodOrBase = None,
     count: options.Count = 1,
-    length: options.Length = None,
+    length: options.CanvasOrAnswer = None,
     seed: options.Seed = 0,
     prefix: options.Prefix = "",
     suffix: options.Suffix = "",
@@ -39,7 +39,7 @@ def generate(
     format: options.TextFormat = Format.TEXT,
     out_dir: options.OutDir = None,
     extension: options.Extension = "txt",
-    batch_size: options.BatchSize = None,
+    batch_size: options.EarlyBatchSize = None,
     show: options.Show = False,
     timings: options.Timings = False,
     verbose: options.Verbose = False,
@@ -61,6 +61,8 @@ def generate(
             if prefix or show or out_dir is not None:
                 raise ValueError("--prompt goes with none of --prefix, --show and --out-dir")
             place = Place(_prompt(prompt, prompt_file, chat=False), suffix, at_column=False)
+            if not (place.prefix or place.suffix):
+                raise ValueError("the prompt is empty: leave out --prompt")
             asked |= {"count": count, "method": method, "batch_size": batch_size}
             print_answers(place, model, device, asked, format, timings=timings, verbose=verbose)
             return

@@ -105,12 +105,13 @@ def layout(given: Given, tokenizer: Tokenizer, *, length: int) -> Layout:
     after = [*[special.mask] * bool(suffix.fitting), *suffix.kept]
     room = length - len(before) - len(after) - bool(given.suffix and given.ends)
     num_free = room if given.tokens is None else given.tokens
-    if room < num_free or num_free < 1:
+    if room < 1 or room < num_free:
         taken = length - room
-        raise ValueError(
-            f"the given text takes {taken} of {length} tokens and leaves "
-            + (f"none to fill: shorten it, or take a length above {taken}" if room < 1 else f"{room} to fill")
-        )
+        left = f"none to fill: shorten it, or take a length above {taken}" if room < 1 else f"{room} to fill"
+        asked = "" if room < 1 or given.tokens is None else f", fewer than the {given.tokens} asked for"
+        raise ValueError(f"the given text takes {taken} of {length} tokens and leaves {left}{asked}")
+    if num_free < 1:
+        raise ValueError(f"tokens is {num_free}: at least one token is filled")
     rest = [special.eos if given.ends else special.mask] * (length - len(before) - num_free - len(after))
     first, last = len(before), len(before) + num_free
     healed: dict[int, Sequence[int]] = {first - 1: prefix.fitting, last: suffix.fitting}

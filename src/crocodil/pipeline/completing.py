@@ -104,7 +104,7 @@ def complete_all(
     if count < 1 or bound_draws < (count > 1):
         raise ValueError("at least one answer is generated, and several are ranked with at least one call")
     if not places or not all(place.prefix or place.suffix for place in places):
-        raise ValueError("the prompt is empty: use generate")
+        raise ValueError("the prompt is empty: use generate without one")
     texts = [place.prefix + place.suffix for place in places]
     length = pipe.settings.canvas(length) if length is not None else pipe.canvas_length(texts)
     strengths, is_base = Strengths(condition_scale, prompt_scale), options.get("method") == Method.BASE

@@ -107,6 +107,8 @@ class Crocodil(Networks):
         if length is None and len(self.settings.lengths) > 1:
             lengths = " or ".join(map(str, self.settings.lengths))
             raise ValueError(f"a bare tensor of registers has no canvas length: pass length={lengths}")
+        if bank.ndim != 3:
+            raise ValueError(f"registers have shape texts x registers x width, not {tuple(bank.shape)}")
         _, count, width = bank.shape
         expected = self.demasker.config
         if width != expected.register_width:

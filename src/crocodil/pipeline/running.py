@@ -63,6 +63,8 @@ class Runner:
         on_step: OnStep | None,
         show_progress: bool,
     ) -> Iterator[tuple[Samples, float]]:
+        if batch_size is not None and batch_size < 1:
+            raise ValueError(f"batch_size is {batch_size}: at least one text is in a batch")
         size = batch_size or self.affordable_batch(job.canvas.length)
         watch = snapshots(on_call, job.num_calls, self.tokenizer, on_step=on_step)
         return job.batches(size, show_progress=show_progress, watch=watch)

@@ -108,7 +108,7 @@ class Drawing:
     )  # Sec. 5
     refresh_from: PositiveShare = knob(
         1.0,
-        "How much noise a refresh adds to the old registers before it denoises them; 1: start from pure noise.",
+        "Where a refresh starts, above 0 to 1. 1: from pure noise; less: from the old registers with noise added.",
     )  # D50
     eta: Share = knob(0.0, "Fresh noise per diffusion step: 0 is DDIM, 1 is ancestral sampling.")  # App. E
     pag_scale: PagScale = knob(
@@ -124,10 +124,10 @@ class Drawing:
         0.0, "Standard deviation of noise added to drawn registers, so that the demasker trusts them less."
     )  # D48
     refresh_noise: Weight | None = knob(
-        None, "As register_noise, but for registers that are drawn again. Default: the same noise."
+        None, "As --register-noise, but for registers that are drawn again. Default: the same noise."
     )  # D84
     early_stop: bool = knob(
-        False, "Stop the diffusion at the noise level of register_noise, instead of adding noise at its end."
+        False, "Stop the diffusion at the noise level of --register-noise, instead of adding noise at its end."
     )  # D63
     num_registers: Width | None = knob(None, "Use only the first registers of each draw. Default: all.")
     refresh_at: tuple[Share, ...] = (0.5,)  # ConWithinDisc draws again after these shares of the calls (D9)
@@ -136,12 +136,14 @@ class Drawing:
 
     def __post_init__(self) -> None:
         if self.early_stop and not 0 < self.register_noise <= 1000:
-            raise ValueError("early_stop needs register_noise, above 0 and up to 1000: where a draw stops")
+            raise ValueError("early_stop needs a register_noise above 0, at most 1000: there the draw stops")
         if self.refresh_noise not in (None, self.register_noise):
             if self.early_stop and not 0 < self.refresh_noise <= 1000:
-                raise ValueError("early_stop needs refresh_noise above 0 and up to 1000: where a refresh stops")
+                raise ValueError("early_stop needs a refresh_noise above 0, at most 1000: there a refresh stops")
             if self.refresh_from < 1:
-                raise ValueError("refresh_from below 1 keeps the noise of the registers: leave out refresh_noise")
+                raise ValueError(
+                    "refresh_noise needs refresh_from=1: below 1, registers keep the noise that they have"
+                )
 
     @property
     def of_refresh(self) -> "Drawing":

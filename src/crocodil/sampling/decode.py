@@ -137,7 +137,7 @@ def planned_calls(canvas: Canvas, plan: DecodePlan, decoding: Decoding) -> Itera
 
 
 def rows_per_call(masked: Positions, plan: DecodePlan, decoding: Decoding) -> list[int]:
-    """Return an upper bound of the hidden positions per sample at each call, in eighths of a block."""
+    """Return an upper bound of a sample's hidden positions at each call, rounded up to an eighth of a block."""
     corrector_calls = decoding.corrector_calls(plan.calls_per_block)
     rule = reveal_rule(decoding)
     falls = rule.reveals_quota and decoding.pace == "canvas"  # else the quota depends on the text
