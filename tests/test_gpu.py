@@ -129,6 +129,29 @@ def test_recorded_calls_give_the_same_samples(rule):
         assert torch.allclose(plain.registers, fast.registers, atol=1e-3)
 
 
+def test_a_step_that_is_recorded_in_inference_mode_reads_each_input():
+    recorder = Recorder(torch.device("cuda"))
+    for value in (1.0, 2.0, 3.0):  # recorded with the first, only replayed with the others
+        with torch.inference_mode():
+            given = torch.full((3,), value, device="cuda")
+            assert (recorder(lambda x: 2 * x, "twice", (given,)) == 2 * value).all()
+    outside = torch.full((3,), 4.0, device="cuda")
+    assert (recorder(lambda x: 2 * x, "twice", (outside,)) == 8).all()
+    outside += 1
+    assert (recorder(lambda x: 2 * x, "twice", (outside,)) == 10).all()
+
+
+def test_a_demasker_whose_registers_shift_its_text_is_recorded():
+    """Its positions must not come from the host (decision D16)."""
+    demasker = tiny.demasker(replace(tiny.DEMASKER, literal_positions=True))
+    tokens, bank = tiny.programs(2, 8), tiny.bank(2)
+    with torch.no_grad():
+        here = demasker(tokens, bank)
+        there = demasker.cuda()
+        recorded = Recorder(torch.device("cuda"))(there, "demask", (tokens.cuda(), bank.cuda()))
+    assert torch.allclose(here, recorded.cpu(), atol=1e-4)
+
+
 def test_a_model_generates_the_same_on_both_devices(tmp_path):
     tiny_pipe().save_pretrained(tmp_path)
     here, there = (
@@ -191,3 +214,4 @@ def test_a_step_is_logged_while_the_next_one_runs():
     assert not ended.query()
     with journal.paused():
         assert [row["loss"] for row in rows] == [1.5, 2.5]
+    assert rows[1]["step_s"] > 0.1  # the time on the GPU, although the host only waited for the end of it
