@@ -26,6 +26,7 @@ DOUBLE = 'def double(x):\n    """Return twice x.\n\n    >>> double(2)\n    4\n  
         ("def f(:\n", "failed"),
         ("import sys\nsys.exit(0)\n", "failed"),
         ("import os\nos._exit(0)\n", "failed"),
+        (f"import os\nos._exit({sandboxed.UNAVAILABLE})\n", "failed"),
     ],
 )
 def test_a_doctest_or_an_assert_that_fails_is_counted_as_failed(program, outcome):
@@ -45,7 +46,7 @@ def test_network_files_processes_and_memory_are_out_of_reach(tmp_path):
     seen = tmp_path / "seen"
     seen.write_text("secret")
     attempts = f"""
-import os, socket, subprocess
+import os, resource, signal, socket, subprocess
 
 def refused(attempt, *kinds):
     try:
@@ -70,6 +71,11 @@ assert refused(lambda: subprocess.run(["true"]))
 assert refused(lambda: os.system("true"))
 assert refused(lambda: os.fork())
 assert refused(lambda: os.kill(os.getppid(), 9))
+assert refused(lambda: os.pidfd_open(os.getppid()))
+assert refused(lambda: signal.pidfd_send_signal(0, 9))
+assert refused(lambda: resource.prlimit(os.getppid(), resource.RLIMIT_NOFILE, (99, 99)))
+assert refused(lambda: os.setpriority(os.PRIO_PROCESS, os.getppid(), 19))
+assert refused(lambda: os.sched_setaffinity(os.getppid(), [0]))
 assert refused(memory, MemoryError)
 assert refused(lambda: __import__("torch"), ImportError)
 """
@@ -80,7 +86,7 @@ assert refused(lambda: __import__("torch"), ImportError)
 def test_the_kernel_refuses_what_escapes_python(tmp_path):
     """Without Python's part, whose refusals are clearer, the filter of system calls alone is enough."""
     script = f"""
-import os, runpy, socket
+import os, resource, runpy, signal, socket
 parts = runpy.run_path({sandboxed.__file__!r})
 assert parts["_refuse_system_calls"]()
 for attempt in (
@@ -89,6 +95,10 @@ for attempt in (
     socket.socket, socket.socketpair, os.fork, lambda: os.execv("/bin/true", ["true"]),
     lambda: os.kill(os.getpid(), 0), lambda: os.rmdir({str(tmp_path)!r}), lambda: os.utime({str(tmp_path)!r}),
     lambda: os.fchmod(os.open({str(tmp_path)!r}, os.O_RDONLY), 0o777),
+    lambda: os.pidfd_open(os.getppid()), lambda: signal.pidfd_send_signal(0, 9),
+    lambda: resource.prlimit(os.getppid(), resource.RLIMIT_NOFILE, (99, 99)),
+    lambda: os.setpriority(os.PRIO_PROCESS, os.getppid(), 19),
+    lambda: os.sched_setaffinity(os.getppid(), [0]),
 ):
     try:
         attempt()

@@ -26,16 +26,21 @@ REFUSED = {
     "x86_64": (
         41, 42, 49, 53,  # socket, connect, bind, socketpair
         56, 57, 58, 59, 322, 435,  # clone, fork, vfork, execve, execveat, clone3
-        62, 101, 200, 234, 311,  # kill, ptrace, tkill, tgkill, process_vm_writev
+        62, 101, 200, 234, 311, 310,  # kill, ptrace, tkill, tgkill, process_vm_writev, process_vm_readv
+        129, 297, 424, 434, 438,  # rt_sigqueueinfo, rt_tgsigqueueinfo, pidfd_send_signal, pidfd_open, pidfd_getfd
+        141, 142, 144, 203, 314, 302,  # setpriority, sched_setparam, ..setscheduler, ..affinity, ..attr, prlimit64
         76, 82, 83, 84, 85, 86, 87, 88, 90, 92, 94,  # truncate, rename, mkdir, rmdir, creat, link, ... lchown
         133, 165, 258, 259, 260, 263, 264, 265, 266, 268, 316,  # mknod, mount, mkdirat ... fchmodat, renameat2
         91, 93, 188, 189, 190, 197, 198, 199, 280,  # fchmod, fchown, setxattr and removexattr, utimensat
+        132, 235, 261,  # utime, utimes, futimesat
         272, 319, 321, 425, 437, 452,  # unshare, memfd_create, bpf, io_uring_setup, openat2, fchmodat2
     ),
     "aarch64": (
         198, 199, 200, 203,  # socket, socketpair, bind, connect
         220, 221, 281, 435,  # clone, execve, execveat, clone3
-        117, 129, 130, 131, 271,  # ptrace, kill, tkill, tgkill, process_vm_writev
+        117, 129, 130, 131, 271, 270,  # ptrace, kill, tkill, tgkill, process_vm_writev, process_vm_readv
+        138, 240, 424, 434, 438,  # rt_sigqueueinfo, rt_tgsigqueueinfo, pidfd_send_signal, pidfd_open, pidfd_getfd
+        140, 118, 119, 122, 274, 261,  # setpriority, sched_setparam, ..setscheduler, ..affinity, ..attr, prlimit64
         33, 34, 35, 36, 37, 38, 40, 45, 53, 54, 276,  # mknodat, mkdirat ... mount, truncate, fchmodat, fchownat
         52, 55, 5, 6, 7, 14, 15, 16, 88,  # fchmod, fchown, setxattr and removexattr, utimensat
         97, 279, 280, 425, 437, 452,  # unshare, memfd_create, bpf, io_uring_setup, openat2, fchmodat2
@@ -103,7 +108,7 @@ _REFUSED_EVENTS = (
     "socket.", "subprocess.", "ctypes.", "shutil.", "sqlite3.", "pty.", "webbrowser.", "os.system", "os.exec",
     "os.posix_spawn", "os.spawn", "os.fork", "os.kill", "os.remove", "os.rename", "os.mkdir", "os.rmdir",
     "os.link", "os.symlink", "os.truncate", "os.ch", "os.lchown", "os.putenv", "os.utime", "os.setxattr",
-    "signal.pthread_kill",
+    "signal.pthread_kill", "resource.prlimit",
 )  # fmt: skip
 
 
