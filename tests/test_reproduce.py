@@ -300,6 +300,37 @@ def test_a_row_is_replaced_when_another_candidate_is_chosen(tmp_path):
     assert read_rows(tmp_path / "rows.jsonl") == rows
 
 
+def test_a_row_is_replaced_when_a_default_of_the_model_changes_that_older_rows_do_not_name(tmp_path):
+    computed = []
+
+    def found(corrector):
+        def compute():
+            computed.append(corrector)
+            return {"rule": "revise", **({"corrector": corrector} if corrector else {})}
+
+        settings = {"rule": "revise", "corrector": corrector}
+        job = Job({"calls": 8}, compute, chosen=settings, defaults={"rule": "random", "corrector": 0.0})
+        return Store(tmp_path, {}).compute("rows", [job])
+
+    for corrector in (0.0, 0.0, 0.25, 0.25):
+        (row,) = found(corrector)
+        assert row.get("corrector", 0.0) == corrector
+    assert computed == [0.0, 0.25]  # the first row does not name it
+    assert len(read_rows(tmp_path / "rows.jsonl")) == 1
+
+
+def test_rows_of_a_model_are_removed_when_another_is_measured_under_its_name(tmp_path):
+    def found(name, parts):
+        key = {"method": name, "calls": 8, "variant_model": parts}
+        return Store(tmp_path, {}).compute("rows", [Job(key, dict, uses=())])
+
+    found("theirs", {"demasker": "a"})
+    found("ours", {"demasker": "a"})
+    found("theirs", {"demasker": "b"})
+    left = [(row["method"], row["variant_model"]["demasker"]) for row in read_rows(tmp_path / "rows.jsonl")]
+    assert left == [("ours", "a"), ("theirs", "b")]
+
+
 def test_a_row_may_hold_any_line_separator(tmp_path):
     rows = [{"text": "one\u2028two\x85three\x1cfour"}, {"text": "five"}]
     write_rows(tmp_path / "rows.jsonl", rows)

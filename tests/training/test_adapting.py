@@ -189,7 +189,7 @@ def test_the_first_layers_of_a_causal_model_are_an_encoder_that_computes_the_sam
 def test_lora_is_for_one_process(corpus, folders, tmp_path):
     workspace = Workspace(corpus, tmp_path, tmp_path, Ranks(0, 2))
     with pytest.raises(ValueError, match="LoRA runs in one process"):
-        guided_stage(short(paper_one_gpu(corpus, folders)), workspace)
+        run_stage("guided", short(paper_one_gpu(corpus, folders)), workspace)
 
 
 def test_the_papers_numbers_are_in_its_preset(corpus):

@@ -22,7 +22,7 @@ from crocodil.checkpoints.format import load_model, save_model
 from crocodil.corpus.shards import Corpus
 from crocodil.models.denoiser_starts import fresh_noise_copy_of
 from crocodil.models.register_encoder import RegisterEncoder
-from crocodil.objectives import DistilObjective, RateObjective
+from crocodil.objectives import DistilObjective, PriorObjective, RateObjective
 from crocodil.pipeline import Crocodil
 from crocodil.presets.ablated import ABLATIONS
 from crocodil.presets.runs import tiny
@@ -419,6 +419,21 @@ def test_matching_with_all_conditions_at_once_is_the_mean_over_bare_and_other_ca
     arguments = 0, indices, registers, stage.data.streams(0, indices)
     at_once, one_by_one = (kind._conditional_loss(stage, *arguments) for kind in (MatchedStage, DistilledStage))
     assert at_once.item() == pytest.approx(one_by_one.item(), rel=1e-5)
+
+
+def test_settings_that_would_spoil_a_stage_are_refused_before_it_starts(trained, corpus, tmp_path):
+    here = Workspace(corpus, tmp_path / "run", trained)
+    noisy = replace(distilling(corpus, pag_scale=0.0), prior_objective=PriorObjective(smallest_noise=0.7))
+    with pytest.raises(ValueError, match=r"and a flow map draws clean registers: set .*by_matching=true"):
+        run_stage("distilled", noisy, here)
+    run = tiny(corpus)
+    size = run.base_loop.batch_size // run.base_loop.num_accumulated
+    with pytest.raises(ValueError, match=rf"base_draft_rate=0.01 is no sample of a micro-batch of {size}"):
+        run_stage("base", replace(run, base_draft_rate=0.01), here)
+    drafts = replace(run.guided_objective, draft_rate=0.01)
+    with pytest.raises(ValueError, match=r"guided_objective.draft_rate=0.01 is no sample of a micro-batch"):
+        run_stage("guided", replace(run, guided_objective=drafts), here)
+    assert not here.out.exists()
 
 
 def test_matched_priors_resume_to_the_same_bits_and_become_the_priors_of_a_model(trained, corpus, tmp_path):

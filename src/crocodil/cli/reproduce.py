@@ -191,8 +191,8 @@ def reproduce(
     bases = [local_folder(folder) for folder in base or ()]
     from crocodil.pipeline import Crocodil
     from crocodil.reproduce.context import Context, with_base
-    from crocodil.reproduce.experiments import NAMES, compute_all, read_all
-    from crocodil.reproduce.fixed_protocol import check_test_corpus, keep_protocol
+    from crocodil.reproduce.experiments import EXPERIMENTS, NAMES, compute_all, read_all
+    from crocodil.reproduce.fixed_protocol import check_same_protocol, check_test_corpus, keep_protocol
     from crocodil.reproduce.held_out import corpus_fingerprint
     from crocodil.reproduce.report import write_report
     from crocodil.runtime.atomic import locked, remove_unfinished
@@ -237,6 +237,8 @@ def reproduce(
     with locked(out):
         remove_unfinished(out)
         remove_unfinished(out / "figures")
+        for context in contexts:
+            check_same_protocol(context.store, EXPERIMENTS)  # a refused run leaves nothing behind
         if protocol is not None:
             keep_protocol(protocol, out)
         compute_all(contexts, NAMES if experiments == ["all"] else experiments, say=_say)

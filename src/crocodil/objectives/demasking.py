@@ -42,6 +42,10 @@ class DemaskerObjective:
     partial_rate: Share = 0.0  # how often the encoder sees only part of the text, as in a condition (D30)
     draft_rate: Share = 0.0  # share of a batch where the demasker corrects its own proposals (decision D62)
 
+    def __post_init__(self) -> None:
+        if self.prefix_ends_with_block and self.prefix_lengths:
+            raise ValueError("prefix_ends_with_block and prefix_lengths are both set: choose one of them")
+
 
 def base_loss(
     demasker: LLaDA,

@@ -31,7 +31,7 @@ class PriorObjective:
     largest_offset: Share = 0.1  # largest block offset (decision D4); 0 trains without offsets (App. G)
     time_shift: Positive = 1.0  # above 1: more noisy diffusion times, below 1: fewer (`shifted_time`)
     smallest_noise: Weight = 0.0  # train at this register noise and above, where draws stop early (D78); 0: at any
-    condition_drop_rate: Share = 0.1  # how often Algorithm 4 uses the null condition (decision D15)
+    condition_drop_rate: Share = 0.1  # how often a text has the null condition (D15); bare canvases never do
     given_rate: Share = 0.25  # how often only a prefix, suffix or both are visible (D24); 0 in the paper
     bare_rate: Share = 0.0  # share of a batch with a fully masked canvas, for one denoiser as both priors (D15)
     self_condition_rate: Share = 0.5  # share of a batch that is given a guess, if self-conditioned (D25)

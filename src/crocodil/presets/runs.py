@@ -1,6 +1,5 @@
 """Presets: complete training runs for the vocabulary of a given corpus."""
 
-import json
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +13,7 @@ from crocodil.models.register_denoiser import RegisterDenoiserConfig
 from crocodil.models.register_encoder import RegisterEncoderConfig
 from crocodil.objectives import DemaskerObjective, DistilObjective, PriorObjective
 from crocodil.presets.models import llada_8b, paper_encoder, qwen25_coder_05b, smollm2_135m
+from crocodil.runtime.config import read_json
 from crocodil.training.adapting import LoRA
 from crocodil.training.loop import LoopConfig
 from crocodil.training.run_config import Pretrained, Run
@@ -89,8 +89,8 @@ def small(corpus: Corpus) -> Run:
 
     One denoiser is both priors: it draws registers given a bare canvas, which encodes the length, or given text.
     So stage prior is not needed. docs/research-log.md describes how these numbers were chosen. A batch is computed
-    in up to 8 micro-batches, which changes no number but rounding; with 48 GB, one is faster
-    (`num_accumulated=1`).
+    in up to 8 micro-batches; with 48 GB, one is faster (`num_accumulated=1`). Shares of a batch, such as drafts,
+    then are other samples.
     """
     loop = LoopConfig(
         num_steps=6000, batch_size=256, num_accumulated=8, learning_rate=3e-3, optimiser="muon",
@@ -357,11 +357,10 @@ def _pretrained_shapes(pretrained: Pretrained) -> tuple[LLaDAConfig, RegisterEnc
     backbone, encoder = llada_8b(), paper_encoder()
     if pretrained.llada is not None:
         file = pretrained.llada / CONFIG_FILE
-        backbone = llada_config(json.loads(file.read_text()), source=file)
+        backbone = llada_config(read_json(file), source=file)
     if pretrained.qwen is not None:
         file = pretrained.qwen / CONFIG_FILE
-        values = json.loads(file.read_text())
-        encoder = qwen3_config(values, source=file, num_registers=encoder.num_registers)
+        encoder = qwen3_config(read_json(file), source=file, num_registers=encoder.num_registers)
     return backbone, encoder
 
 

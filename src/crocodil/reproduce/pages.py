@@ -170,7 +170,12 @@ def _speedup_line(name: str, by_unit: Mapping[str, object], *, bold: bool = Fals
         return [f"{name}, no match", *["-"] * len(UNITS)]
     cells = [_times(factor_of(by_unit[unit])) for unit in UNITS]  # type: ignore[arg-type]
     stressed = [f"**{cell}**" if bold and cell != "-" else cell for cell in cells]
-    return [f"{name}, {matched.method.calls} calls", *stressed]  # type: ignore[attr-defined]
+    calls = [None if one is None else one.method.calls for one in map(by_unit.get, UNITS)]  # type: ignore[attr-defined]
+    others = [
+        f" ({count} calls)" if count not in (None, calls[0]) else ""  # the cheapest point of another unit
+        for count in calls
+    ]
+    return [f"{name}, {calls[0]} calls", *map("".join, zip(stressed, others, strict=True))]
 
 
 def _times(factor: float | None) -> str:

@@ -17,6 +17,7 @@ Row: TypeAlias = dict[str, Any]
 CONDITIONS_FILE = "conditions.json"
 MAX_NOTE_FIELDS = 6  # a progress bar shows shorter keys only
 MODEL = "model"  # the condition that is a dictionary of parts
+VARIANT_MODEL = "variant_model"  # the key with the parts of a model that is measured beside the context's
 LENGTH = "length"  # the condition that is the length of the canvas
 
 
@@ -27,7 +28,8 @@ class Job(NamedTuple):
     compute: Callable[[], Row]
     work: int = 1  # relative to other jobs, for the progress bar
     uses: Collection[str] | None = None  # the parts of the model that it depends on; None: all
-    chosen: Row | None = None  # the candidate it uses: a row computed with another candidate is replaced
+    chosen: Row | None = None  # the settings it uses: a row computed with others is replaced
+    defaults: Row | None = None  # of settings that older rows do not name
 
 
 def note_of(key: Row) -> str:
@@ -63,8 +65,11 @@ class Store:
             for job in jobs:
                 conditions = self._conditions_of(job)
                 key = as_json({**job.key, **conditions})
+                self._remove_replaced(name, known, key)
                 row = next((row for row in known if _matches(row, key)), None)
-                if row is not None and not _matches(row, job.chosen or {}):
+                if row is not None and not _matches(
+                    {**as_json(job.defaults or {}), **row}, as_json(job.chosen or {})
+                ):
                     self._remove(name, row)
                     row = None
                 if row is None:
@@ -83,6 +88,15 @@ class Store:
 
     def file(self, name: str) -> Path:
         return self.directory / f"{name}.jsonl"
+
+    def _remove_replaced(self, name: str, known: Sequence[Row], key: Row) -> None:
+        """Remove rows of another model that was measured under the name of this one."""
+        if VARIANT_MODEL not in key:
+            return
+        same = {field: value for field, value in key.items() if field != VARIANT_MODEL}
+        for row in known:
+            if _matches(row, same) and not _matches(row, key):
+                self._remove(name, row)
 
     def _remove(self, name: str, row: Row) -> None:
         write_rows(self.file(name), [other for other in read_rows(self.file(name)) if other != row])
@@ -173,6 +187,10 @@ def distinct(rows: Sequence[Row], name: str) -> list[Any]:
 
 def _matches(row: Row, key: Mapping[str, Any]) -> bool:
     return all(name in row and row[name] == value for name, value in key.items())
+
+
+def _has_settings(row: Row, job: Job) -> bool:
+    return _matches(as_json(job.defaults or {}) | row, as_json(job.chosen or {}))
 
 
 def _line(row: Row) -> str:

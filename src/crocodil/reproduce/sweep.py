@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from crocodil.pipeline import Crocodil, Generation, Method
 from crocodil.reproduce.choice import REACHED, best, ranked, rule_of
 from crocodil.reproduce.context import GENERATION_PARTS, Context, parts, parts_of_base
-from crocodil.reproduce.store import Job, Row, select
+from crocodil.reproduce.store import VARIANT_MODEL, Job, Row, select
 from crocodil.sampling.configs import Decoding, Drawing
 
 NUM_SHOWN = 2  # texts kept in a row, as in App. G
@@ -47,7 +47,7 @@ def sampler_of(pipe: Crocodil, method: Method) -> Sampler:
 def of_another_model(key: Row, pipe: Crocodil, method: Method, *, uses: Collection[str]) -> Sampler:
     """Return a method of a model that is measured beside the context's model. The key names its parts."""
     return Sampler(
-        {**key, "variant_model": parts(pipe, GENERATION_PARTS)},
+        {**key, VARIANT_MODEL: parts(pipe, GENERATION_PARTS)},
         generate_with(pipe, method),
         uses,
         decoding=pipe.settings.decoding_for(method),
@@ -78,7 +78,8 @@ def choose_and_measure(context: Context, name: str, entries: Sequence[tuple[Samp
                 partial(measure, context, sampler, calls, candidate, split="test", swept_at=swept_at),
                 work=calls,
                 uses=sampler.uses,
-                chosen=candidate if only is None else {**decoding_row(default_decoding(context, sampler)), **only},
+                chosen=settings_of(context, sampler, calls, candidate),
+                defaults=decoding_row(Decoding()),
             )
         )
     return context.store.compute(name, jobs)
@@ -158,6 +159,8 @@ def _sweep_jobs(context: Context, entries: Sequence[tuple[Sampler, int, list[Row
             partial(measure, context, source, swept_at, candidate, split="valid", swept_at=swept_at),
             work=swept_at,
             uses=source.uses,
+            chosen=settings_of(context, source, swept_at, candidate),
+            defaults=decoding_row(Decoding()),
         )
         for (_, swept_at), (source, candidates) in distinct.items()
         for candidate in candidates
@@ -206,6 +209,12 @@ def split_candidate(decoding: Decoding, calls: int, candidate: Row) -> tuple[Dec
     drawing = {name: value for name, value in candidate.items() if name in names}
     others = {name: value for name, value in candidate.items() if name not in names}
     return replace(decoding, calls=calls, **others), drawing
+
+
+def settings_of(context: Context, sampler: Sampler, calls: int, candidate: Row) -> Row:
+    """Return all sampling settings of a row: those of the candidate, and the model's defaults for the others."""
+    decoding, drawing = split_candidate(default_decoding(context, sampler), calls, candidate)
+    return {**decoding_row(decoding), **drawing}
 
 
 def default_decoding(context: Context, sampler: Sampler) -> Decoding:

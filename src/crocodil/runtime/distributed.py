@@ -8,7 +8,7 @@ import logging
 import os
 import shutil
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -113,7 +113,7 @@ def process_group(device: str) -> Iterator[Ranks]:
         dist.destroy_process_group()
 
 
-def shard(modules: Iterable[nn.Module], blocks: Iterable[nn.Module], ranks: Ranks, *, bf16: bool) -> None:
+def shard(modules: Sequence[nn.Module], blocks: Iterable[nn.Module], ranks: Ranks, *, bf16: bool) -> None:
     """Shard modules with FSDP2: each rank keeps a part of every weight; a block is gathered only while it runs."""
     if ranks.count == 1:
         return
@@ -123,6 +123,9 @@ def shard(modules: Iterable[nn.Module], blocks: Iterable[nn.Module], ranks: Rank
     policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
     for module in (*blocks, *modules):
         fully_shard(module, mesh=mesh, mp_policy=policy if bf16 else MixedPrecisionPolicy())
+    for module in modules:
+        # FSDP2 reads the dtypes of trainable weights once. Later, a phase may have frozen some (pytorch#186998).
+        module._get_fsdp_state()._lazy_init()  # type: ignore[operator]
 
 
 def local_shard(tensor: Tensor) -> Tensor:

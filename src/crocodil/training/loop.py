@@ -234,7 +234,7 @@ def prepare(stage: Stage, config: LoopConfig, ranks: Ranks) -> None:
         compile_each(stage.repeated_blocks())
     elif config.compile_blocks:
         stage.compile()
-    shard(stage.modules().values(), stage.repeated_blocks(), ranks, bf16=config.bf16)
+    shard(list(stage.modules().values()), stage.repeated_blocks(), ranks, bf16=config.bf16)
 
 
 def compile_each(modules: Iterable[nn.Module]) -> None:
@@ -339,7 +339,9 @@ def _backward(stage: Stage, state: TrainState, config: LoopConfig) -> dict[str, 
     totals = defaultdict[str, Tensor](partial(torch.zeros, (), device=device))
     micro_batches = list(config.micro_batches(state.ranks, stage.length_share(state.step)))
     for indices in micro_batches:
-        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=config.bf16):
+        # Without a cache: copies of weights that are made under `no_grad`, for drafts, have no gradients. PyTorch
+        # before #165068 would use them again.
+        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=config.bf16, cache_enabled=False):
             losses = stage.loss(state.step, indices)
             parts = losses if isinstance(losses, dict) else {"loss": losses}
             loss = torch.stack(list(parts.values())).sum()

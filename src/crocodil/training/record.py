@@ -21,7 +21,8 @@ from crocodil.runtime.config import read_json
 STAGE_FILE = "stage.json"
 _START_AGAIN = "or start again with another --out"
 
-# Fields of a loop that change neither past steps nor, apart from rounding, future ones.
+# Fields of a loop that change no past step. In future ones they change rounding, and `num_accumulated` also which
+# samples a share of a batch has, such as drafts.
 MAY_CHANGE = frozenset({
     "evaluate_every", "save_every", "keep_checkpoints",
     "num_accumulated", "compile_blocks", "recompute_blocks",

@@ -154,6 +154,7 @@ def check_stage(name: str, run: Run, workspace: Workspace) -> None:
     _check_corpus(run, workspace, uses_encoder=uses_encoder)
     if name in TRAINED_STAGES:
         check_ranks(getattr(run, f"{name}_loop"), workspace.ranks)
+        _check_shares(name, run, workspace)
     if name == "base" and (folder := started_base(run, workspace)) is not None:
         _check_base_start(run, folder)
     elif name == "base" and run.causal is not None:
@@ -165,7 +166,7 @@ def check_stage(name: str, run: Run, workspace: Workspace) -> None:
     if name == "conditional" and run.conditional_start is not None:
         _check_conditional_start(run.conditional_start)
     if name == "distilled":
-        _teacher_folders(run, workspace)
+        _check_distilled(run, workspace)
         _student_folders(run)
     if name == "prompted":
         for stage, network in (("guided", "encoder"), ("guided", "demasker"), ("conditional", "denoiser")):
@@ -174,6 +175,43 @@ def check_stage(name: str, run: Run, workspace: Workspace) -> None:
     if name in ("prior", "distilled") or (name == "conditional" and not run.live_draws):
         workspace.registers(run, "train")
         workspace.registers(run, "valid")
+
+
+def _check_shares(name: str, run: Run, workspace: Workspace) -> None:
+    """Refuse a share of a micro-batch that is less than half a sample: it would be left out in every step."""
+    rates = {
+        "base": {"base_draft_rate": run.base_draft_rate},
+        "guided": {"guided_objective.draft_rate": run.guided_objective.draft_rate},
+    }
+    loop = getattr(run, f"{name}_loop")
+    size = loop.batch_size // loop.num_accumulated // workspace.ranks.count
+    for field, rate in rates.get(name, {}).items():
+        if rate and not round(rate * size):
+            raise ValueError(
+                f"{field}={rate} is no sample of a micro-batch of {size}: raise it, or the batch size"
+            )
+
+
+def _check_distilled(run: Run, workspace: Workspace) -> None:
+    objective, smallest = run.distil_objective, run.prior_objective.smallest_noise
+    if smallest and not objective.by_matching:
+        raise ValueError(
+            f"the prior is trained at noise {smallest} and above (prior_objective.smallest_noise), and a flow map "
+            "draws clean registers: set distil_objective.by_matching=true"
+        )
+    for path, folder in _teacher_folders(run, workspace).items():
+        if not folder.exists():
+            raise ValueError(f"{folder} is missing: the {path} of stage distilled")
+    teachers = [model_config(workspace.finished(name, "denoiser")) for name in objective.teachers]
+    if objective.pag_scale and any(teacher.body is not None for teacher in teachers):
+        raise ValueError(
+            "distil_objective.pag_scale needs identity attention, which a denoiser with the blocks of a demasker "
+            "does not have: set it to 0"
+        )
+    if run.weak_prior is not None:
+        width = model_config(run.weak_prior).condition_width
+        if width not in {teacher.condition_width for teacher in teachers}:
+            raise ValueError(f"{run.weak_prior} guides none of the teachers: it has another condition than they")
 
 
 def _check_conditional_start(start: Path) -> None:
@@ -296,6 +334,10 @@ def _check_guided(run: Run, workspace: Workspace) -> None:
         )
     if run.lora is not None:
         check_peft_installed()
+        if workspace.ranks.count > 1:
+            raise ValueError(
+                "LoRA runs in one process: for several devices use a preset without LoRA, such as paper"
+            )
     if run.guided_start is not None:
         _guided_start_folders(run.guided_start)
         if run.teacher_texts:

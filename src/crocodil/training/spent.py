@@ -86,7 +86,8 @@ def _flops_of_base_start(start: Path, run: Run, workspace: Workspace) -> float |
     if stage in ("base", "guided"):
         spent = _flops_of_start(stage, start, shapes)
     elif workspace.has_other_source:
-        spent = flops_up_to("guided", read_record(workspace.source), shapes)
+        trained = "base" if (start / "base").exists() else "guided"  # as in `stage_setup.started_base`
+        spent = flops_up_to(trained, read_record(workspace.source), shapes)
     else:
         spent = {"base": None}
     known = [flops for flops in spent.values() if flops is not None]

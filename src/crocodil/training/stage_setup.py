@@ -80,8 +80,6 @@ def base_stage(run: Run, workspace: Workspace) -> tuple[Stage, LoopConfig]:
 
 def guided_stage(run: Run, workspace: Workspace) -> tuple[Stage, LoopConfig]:
     loop = run.guided_loop
-    if run.lora is not None and workspace.ranks.count > 1:
-        raise ValueError("LoRA runs in one process: for several devices use a preset without LoRA, such as paper")
     if run.guided_start is None:
         demasker = _demasker(run, workspace)
         encoder = _encoder(run, demasker.backbone)

@@ -115,7 +115,8 @@ class _Kind:
             key = {**self._key(CAUSAL), "causal": causal.name}
             is_related = self._judge is not None and set(causal.families) & set(self._judge.families)
             judge = None if is_related else self._judge  # no model judges its own texts
-            jobs.append(Job(key, partial(self._row, partial(self._by_causal, causal), judge), uses=()))
+            # Its cost is in calls of a network of the demasker's size.
+            jobs.append(Job(key, partial(self._row, partial(self._by_causal, causal), judge), uses=("demasker",)))
         rows = store.compute(NAME, [*jobs, *self._guided_jobs()])
         equal = [self._base_job(row) for row in rows if row["method"] == Method.CON_WITHIN_DISC]
         return [*rows, *store.compute(NAME, equal)]

@@ -6,6 +6,7 @@ from statistics import fmean
 
 import numpy as np
 
+from crocodil.corpus.shards import TOKENIZER_FILE
 from crocodil.metrics import Run, longest_training_runs
 from crocodil.reproduce.context import Context
 from crocodil.reproduce.document import Block, Section, Table, Text, number
@@ -13,6 +14,7 @@ from crocodil.reproduce.experiments.generation import methods
 from crocodil.reproduce.experiments.quality import display_name
 from crocodil.reproduce.store import Job, Row
 from crocodil.reproduce.sweep import generate_with, own_candidate
+from crocodil.text.tokenizer import Tokenizer
 
 TITLE = "Memorisation"
 SHORTEST = 16  # tokens; shorter runs count as 0
@@ -28,7 +30,8 @@ def compute(context: Context) -> list[Row]:
 
 
 def _runs(context: Context) -> dict[str, Row]:
-    samples = {name: context.pipe.tokenizer.encode_all(texts) for name, texts in _texts(context).items()}
+    tokenizer = Tokenizer.load(context.corpus.directory / TOKENIZER_FILE)  # the model may have other tokens
+    samples = {name: tokenizer.encode_all(texts) for name, texts in _texts(context).items()}
     training = [shard.tokens for shard in context.corpus.shards("train")]
     all_samples = [tokens for of_method in samples.values() for tokens in of_method]
     runs = iter(longest_training_runs(all_samples, training, shortest=SHORTEST))

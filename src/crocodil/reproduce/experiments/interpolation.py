@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import cached_property, partial
+from statistics import fmean
 
 from crocodil.processes.registers import interpolate
 from crocodil.reproduce.context import AUTOENCODER_PARTS, Context
@@ -36,7 +37,8 @@ class Pairs:
         return {
             **quality_and_cost(self.context, made, "test"),
             "temperature": 0.0,
-            "calls": made.costs[0].demasker_calls,
+            "calls": calls,
+            "calls_made": fmean(cost.demasker_calls for cost in made.costs),
         }
 
 

@@ -98,7 +98,7 @@ def _cpu_row(context: Context, method: Method) -> Row:
         torch.set_num_threads(all_threads)
     return {
         **own_candidate(context.pipe, method),
-        "calls": made.costs[0].demasker_calls,
+        "calls": context.pipe.settings.decoding_for(method).plan(context.length).num_calls,
         "cpu_seconds": made.seconds / count,
         "threads": threads,
         "machine": platform.machine(),
