@@ -22,7 +22,7 @@ from crocodil.reproduce.experiments import NAMES
 from crocodil.reproduce.protocol import PROTOCOLS
 from crocodil.runtime.config import Temperature, config
 from crocodil.sampling.configs import Decoding, Drawing
-from crocodil.training.run import STAGES
+from crocodil.training.stage_setup import STAGES
 
 BUILT_IN = read_settings(settings_file(BUILTIN))
 

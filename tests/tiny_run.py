@@ -11,7 +11,8 @@ from crocodil.corpus.shards import Corpus
 from crocodil.presets.changes import with_changes
 from crocodil.presets.runs import tiny
 from crocodil.training import validation
-from crocodil.training.run import STAGES, run_stage
+from crocodil.training.run import run_stage
+from crocodil.training.stage_setup import STAGES
 from crocodil.training.workspace import Workspace
 
 # In place of the constants of `validation`, which takes most of the time of a short run.

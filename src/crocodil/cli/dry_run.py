@@ -30,7 +30,7 @@ def show_estimates(
     from crocodil.presets.assumed import assumed_corpus
     from crocodil.presets.changes import with_changes
     from crocodil.training.pruning import spaced_layers
-    from crocodil.training.run import STAGES
+    from crocodil.training.stage_setup import STAGES
 
     if stage not in STAGES:
         raise ValueError(f"no stage {stage!r}: the stages are {', '.join(STAGES)}")

@@ -33,8 +33,8 @@ def list_runs(
     """List the runs in a folder and how far each stage is."""
     from rich.console import Console
 
-    from crocodil.training.run import STAGES
     from crocodil.training.run_config import RUN_FILE
+    from crocodil.training.stage_setup import STAGES
 
     folders = sorted(file.parent for file in directory.glob(f"*/{RUN_FILE}"))
     if not folders:

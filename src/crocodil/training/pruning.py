@@ -16,7 +16,7 @@ from crocodil.models.llada import LLaDA
 from crocodil.runtime.progress import progress
 from crocodil.shapes import Positions, TokenIds
 from crocodil.training.data import to_device
-from crocodil.training.run import check_tokens, check_vocabulary
+from crocodil.training.stage_checks import check_tokens, check_vocabulary
 from crocodil.training.workspace import Workspace
 
 NUM_PROGRAMS = 64  # of the training split

@@ -255,6 +255,7 @@ TRAINED_STAGES: dict[str, Callable[[Run, Workspace], tuple[Stage, LoopConfig]]] 
     "distilled": distilled_stage,
     "prompted": prompted_stage,
 }
+STAGES = ("base", "guided", "registers", "prior", "conditional", "distilled", "prompted")
 
 
 # ---------------------------------------------------------------- networks
