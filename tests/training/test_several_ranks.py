@@ -96,8 +96,20 @@ def train_as_rank(directory, out):
     corpus = Corpus(directory)
     with process_group("cpu") as ranks:
         train_all(corpus, out, ranks)
+        unfreeze_after_resuming(corpus, out, ranks)
         with pytest.raises(ValueError, match="this stage is finished"):  # the main rank checks, all ranks raise
             run_stage("base", short(corpus), Workspace(corpus, out, out, ranks))
+
+
+def unfreeze_after_resuming(corpus, out, ranks):
+    """In bfloat16, stop stage guided while the demasker is frozen, and go on until it is trained."""
+    run, here = short(corpus), Workspace(corpus, out / "in bfloat16", out, ranks)
+    run = replace(run, guided_loop=replace(run.guided_loop, bf16=True), rate_objective=RateObjective())
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in SHORT_VALIDATION.items():
+            patch.setattr(validation, name, value)
+        assert not run_stage("guided", run, here, max_minutes=1e-9)
+        assert run_stage("guided", run, here, resume=True)
 
 
 @pytest.fixture(scope="session")
@@ -135,6 +147,16 @@ def test_two_ranks_cache_the_same_registers_as_one(by_one, by_two):
     one, two = (np.load(out / "registers" / "train-64" / "registers.npy") for out in (by_one, by_two))
     assert one.shape == two.shape
     assert np.allclose(one, two, atol=2e-2)
+
+
+def test_a_demasker_is_unfrozen_after_a_resume_in_bfloat16(by_two):
+    """FSDP2 would read no dtype for gradients of weights that are frozen in the first step."""
+    begun, trained = (
+        load_model(folder / "guided" / "model" / "demasker") for folder in (by_two, by_two / "in bfloat16")
+    )
+    base = load_model(by_two / "base" / "model" / "demasker").state_dict()
+    for model in (begun, trained):
+        assert any((weight != base[name]).any() for name, weight in model.backbone.state_dict().items())
 
 
 @pytest.mark.parametrize("build", [base_stage, guided_stage])
