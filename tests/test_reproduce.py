@@ -1175,6 +1175,9 @@ def test_a_model_is_measured_at_each_of_its_lengths_by_one_protocol_file(
     assert "--seed and --protocol exclude each other" in str(run("reproduce", *options, "--seed", 0).exception)
     replace(fixed, seed=4).save(file)
     assert "test programs are measured by one protocol only" in str(run("reproduce", *options).exception)
+    (out / "protocol.json").unlink()  # the rows are still of the other file
+    assert run("reproduce", *options).exception is not None
+    assert not (out / "protocol.json").exists()  # a refused run leaves nothing behind
 
 
 def test_rows_without_a_protocol_file_stand_beside_others_only_if_their_test_programs_differ(tmp_path):

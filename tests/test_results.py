@@ -234,6 +234,8 @@ def test_the_page_says_which_targets_the_built_in_model_reaches(own_rows):
         lambda nats: abs(nats - real["entropy"]) <= target["entropy_distance"],
     )
     (pair,) = select(read_rows(RESULTS / "against-first.jsonl"), of="real programs")
+    assert f"Two sets of validation programs have a MAUVE of {pair['mauve']:.2f}, pooled or not" in prose(README)
+    assert f"{pair['mauve']:.2f}" == f"{pair['mauve_pooled']:.2f}"
     least_mauve = {name: target["mauve_of_real"] * pair[name] for name in ("mauve", "mauve_pooled")}
     mauves = {
         name: cells([row[name] for row in both], ".3f", lambda value, least=least: value >= least)

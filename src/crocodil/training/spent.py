@@ -17,7 +17,7 @@ from crocodil.runtime.config import config, read_as
 from crocodil.training.history import recorded_run
 from crocodil.training.record import STAGE_FILE, read_checksummed
 from crocodil.training.run_config import RUN_FILE, Run, read_run_file
-from crocodil.training.stage_setup import TRAINED_STAGES
+from crocodil.training.stage_setup import TRAINED_STAGES, started_base
 from crocodil.training.work import base_flops, conditional_flops, guided_flops, prior_flops, rate_flops
 from crocodil.training.workspace import Workspace
 
@@ -86,7 +86,8 @@ def _flops_of_base_start(start: Path, run: Run, workspace: Workspace) -> float |
     if stage in ("base", "guided"):
         spent = _flops_of_start(stage, start, shapes)
     elif workspace.has_other_source:
-        trained = "base" if (start / "base").exists() else "guided"  # as in `stage_setup.started_base`
+        folder = started_base(run, workspace)
+        trained = "base" if folder == start / "base" else "guided"
         spent = flops_up_to(trained, read_record(workspace.source), shapes)
     else:
         spent = {"base": None}

@@ -67,7 +67,8 @@ def _check_shares(name: str, run: Run, workspace: Workspace) -> None:
     for field, rate in rates.get(name, {}).items():
         if rate and not round(rate * size):
             raise ValueError(
-                f"{field}={rate} is no sample of a micro-batch of {size}: raise it, or the batch size"
+                f"{field}={rate} is no sample of a micro-batch of {size}, so no text would have drafts: raise it, "
+                "or the size of micro-batches"
             )
 
 
