@@ -153,9 +153,10 @@ def test_a_demasker_whose_registers_shift_its_text_is_recorded():
 
 
 def test_a_model_generates_the_same_on_both_devices(tmp_path):
-    tiny_pipe().save_pretrained(tmp_path)
+    folder = tmp_path / "model"
+    tiny_pipe().save_pretrained(folder)
     here, there = (
-        Crocodil.from_pretrained(tmp_path, device=device, dtype=torch.float32) for device in ("cpu", "cuda")
+        Crocodil.from_pretrained(folder, device=device, dtype=torch.float32) for device in ("cpu", "cuda")
     )
     for seed in (1, 2):  # recorded with the first, only replayed with the second
         ours, theirs = (pipe.generate(8, method="conwithindisc", calls=6, seed=seed) for pipe in (here, there))
