@@ -202,8 +202,9 @@ def against_published(
 
 
 def measured(name: str, work, tokens: int) -> dict[str, object]:
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
     try:
         speed: object = tokens / seconds(work, repeats=1)
     except torch.OutOfMemoryError:

@@ -136,7 +136,8 @@ def measure_stages(options, scratch: Path, ranks: Ranks, rate: float) -> None:
         optimiser=options.optimiser or loop.optimiser,
     )
     prior_loop = replace(run.prior_loop, optimiser=options.optimiser or run.prior_loop.optimiser)
-    run = replace(run, base_loop=loop, guided_loop=loop, prior_loop=prior_loop, conditional_loop=prior_loop)
+    conditional_loop = replace(run.conditional_loop, optimiser=options.optimiser or run.conditional_loop.optimiser)
+    run = replace(run, base_loop=loop, guided_loop=loop, prior_loop=prior_loop, conditional_loop=conditional_loop)
     expected = {estimate.stage: estimate.gigabytes for estimate in estimates(run)}
     workspace = Workspace(corpus, scratch / "run", scratch / "run", ranks)
     if not pretrained:
@@ -174,13 +175,13 @@ def measure_stages(options, scratch: Path, ranks: Ranks, rate: float) -> None:
     measure("prior, cached registers", stage, loop, options.steps, ranks, rate=rate, estimated=expected["prior"])
     del stage
 
-    denoiser = RegisterDenoiser(run.conditional).init_weights(generator_for("c")).to(ranks.device)
+    denoiser = RegisterDenoiser(run.conditional_shape).init_weights(generator_for("c")).to(ranks.device)
     registers = [workspace.registers(run, split) for split in ("train", "valid")]
     stage = ConditionalPriorStage(
         denoiser,
         encoder.requires_grad_(False),
         *registers,
-        workspace.data(run, prior_loop),
+        workspace.data(run, conditional_loop),
         run.demasker.backbone.mask_id,
         run.prior_objective,
     )

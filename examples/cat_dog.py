@@ -9,6 +9,6 @@ from crocodil.reproduce.experiments.two_sentences import NUM_SAMPLES, rows
 
 if __name__ == "__main__":
     results = rows(print)
-    print(f"\n{NUM_SAMPLES} sentences each          calls   incoherent   first four sentences")
+    print(f"\n{NUM_SAMPLES} sentences each               calls   incoherent   first four sentences")
     for row in results:
-        print(f"{row['sampler']:<27} {row['calls']:6d} {row['incoherent_share']:11.1%}   {row['first']}")
+        print(f"{row['sampler']:<32} {row['calls']:6d} {row['incoherent_share']:11.1%}   {row['first']}")

@@ -59,6 +59,7 @@ def fine_tune(
     pipe = Crocodil.from_pretrained(model, device=device, dtype=torch.float32)
     if pipe.conditional is None:
         raise ValueError("this model has no conditional prior to start from")
+    pipe = without_other_networks(pipe)
     recipe = replace(own_python(source), tokenizer=model_folder(model) / TOKENIZER_FILE)
     corpus = build(recipe, out / "corpus")
     loop = LoopConfig(
@@ -74,14 +75,22 @@ def fine_tune(
     guided = guided_stage(pipe, data)
     learn(guided, loop, out / "guided", sources)
     learn(conditional_stage(pipe, guided, out / "guided" / "registers"), loop, out / "conditional", sources)
-    # Leave out the base and the prior: they know only the old data.
-    replace(pipe, prior=None, base=None).save_pretrained(out / "model")
+    pipe.save_pretrained(out / "model")
+
+
+def without_other_networks(pipe: Crocodil) -> Crocodil:
+    """Return the model with encoder, demasker and conditional prior only: all others know the old data alone."""
+    drawing = replace(pipe.settings.drawing, autoguidance=1.0)  # it needs a weak prior
+    return replace(
+        pipe, prior=None, weak_prior=None, base=None, prompted=None, prompt_encoder=None, length_head=None,
+        prompted_demasker=None, settings=replace(pipe.settings, drawing=drawing),
+    )  # fmt: skip
 
 
 def with_ordinary_prior(pipe: Crocodil) -> Crocodil:
     """Return the model with an ordinary prior if its own is distilled: stage 2 trains by likelihood."""
     assert pipe.conditional is not None
-    if not pipe.conditional.config.fresh_noise:
+    if not pipe.conditional.config.is_distilled:
         return pipe
     drawing = replace(pipe.settings.drawing, prior_steps=16, refresh_steps=16, eta=1.0)
     prior = plain_copy_of(pipe.conditional).to(pipe.device)

@@ -16,7 +16,7 @@ from typing import Annotated, NamedTuple
 import typer
 
 from crocodil import Crocodil, Snapshot
-from crocodil.runtime.atomic import whole_file
+from crocodil.runtime.atomic import plain_file, whole_file
 from crocodil.text.tokenizer import Tokenizer
 
 SECONDS_PER_CALL, SECONDS_AT_END = 0.8, 4.0
@@ -227,6 +227,7 @@ def main(
     calls: Annotated[int, typer.Option(help="Demasker calls.")] = 16,
 ) -> None:
     """Sample one program from the built-in model, and write the animation."""
+    out = plain_file(out)
     pipe = Crocodil.from_pretrained(device="cpu")
     frames = record(pipe, length=length, calls=calls, seed=seed)
     title = f"ConWithinDisc, built-in model, seed {seed}: {length} tokens in {calls} calls"
@@ -236,4 +237,7 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    try:
+        typer.run(main)
+    except (ValueError, OSError) as error:
+        raise SystemExit(f"reveal: {error}") from None

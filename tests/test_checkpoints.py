@@ -233,9 +233,13 @@ def test_a_damaged_qwen_folder_is_refused(tmp_path):
     reconfigure(tmp_path, model_type="llama")
     with pytest.raises(ValueError, match="model_type is 'llama', but only 'qwen3'"):
         load_qwen3_embedding(tmp_path, num_registers=4, generator=generator_for("r"))
-    reconfigure(tmp_path, model_type="qwen3", rope_parameters={"rope_type": "yarn", "rope_theta": 1e4})
-    with pytest.raises(ValueError, match="rope type is 'yarn'"):
-        load_qwen3_embedding(tmp_path, num_registers=4, generator=generator_for("r"))
+    for rope in (
+        {"rope_parameters": {"rope_type": "yarn"}},
+        {"rope_parameters": None, "rope_scaling": {"type": "yarn"}},
+    ):
+        reconfigure(tmp_path, model_type="qwen3", **rope)
+        with pytest.raises(ValueError, match="rope type is 'yarn'"):
+            load_qwen3_embedding(tmp_path, num_registers=4, generator=generator_for("r"))
 
 
 # ---------------------------------------------------------------- our own format
@@ -266,6 +270,7 @@ def test_a_saved_model_comes_back_bit_for_bit(tmp_path, name):
         "config.json",
         "model.safetensors",
     }
+    assert all(file.stat().st_mode & 0o044 for file in (tmp_path / "model").iterdir())  # not only the owner's
 
 
 def test_a_loaded_encoder_and_demasker_compute_as_before(tmp_path):

@@ -41,6 +41,7 @@ FILE = 'def mean(values):\n    """Return the mean."""\n\ndef q1_alpha_0(q1_delta
         ("x = {'a': 1}[\n    'a'\n]\n", ""),
         ("@cached\n", ""),
         ("Dear reader, it's\n  a letter:\n", "  "),  # not Python
+        ("def a():\n        return 1\n    x = 2\n\nclass B:\n    def g(self):\n        z = 1\n", "        "),
     ],
 )
 def test_a_new_line_has_the_indentation_that_python_expects(above, indentation):

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from crocodil import cli
 from crocodil.cli.display import difference
 from crocodil.metrics.likelihood import demasking_accuracy
-from crocodil.models.denoiser_starts import begun_as_demasker, fresh_noise_copy_of
+from crocodil.models.denoiser_starts import begun_as_demasker, flow_map_of, fresh_noise_copy_of
 from crocodil.models.register_denoiser import RegisterDenoiser
 from crocodil.pipeline import Base, Crocodil, Given, Method, Settings
 from crocodil.pipeline.base_settings import BaseSettings
@@ -511,6 +511,14 @@ def test_a_text_beyond_the_models_length_is_refused_with_what_would_be_cut(pipe)
     assert "".join(pipe.pieces(long)) == long
     assert all(piece.endswith("\n") and pipe.fitting(piece) == (piece, "") for piece in pipe.pieces(long))
     assert pipe.fitting(TEXT) == (TEXT, "")
+
+
+def test_a_text_is_not_cut_inside_a_character(pipe):
+    for text in ("x" * number + "\N{CROCODILE}" * 40 for number in range(4)):
+        kept, lost = pipe.fitting(text)
+        assert kept + lost == text
+        assert pipe.fitting(kept) == (kept, "")
+        assert "".join(pipe.pieces(text)) == text
 
 
 @pytest.mark.parametrize(
@@ -1035,7 +1043,7 @@ def test_more_steps_than_a_prior_was_distilled_for_are_made_and_noted(pipe):
         assert model.generate(1, calls=2).note == ""
 
 
-def test_the_example_trains_a_matched_student_as_an_ordinary_prior(pipe):
+def test_the_example_trains_a_distilled_prior_as_an_ordinary_one(pipe):
     example = runpy.run_path(str(Path(__file__).parent.parent / "examples" / "own_data.py"))
     with_ordinary_prior = example["with_ordinary_prior"]
     assert with_ordinary_prior(pipe) is pipe
@@ -1044,6 +1052,19 @@ def test_the_example_trains_a_matched_student_as_an_ordinary_prior(pipe):
     assert not made.conditional.config.fresh_noise
     assert (made.settings.drawing.prior_steps, made.settings.drawing.eta) == (16, 1.0)
     assert torch.equal(made.conditional.proj_in.weight, student.proj_in.weight)
+    student = flow_map_of(pipe.conditional, torch.Generator().manual_seed(0))
+    assert not with_ordinary_prior(replace(pipe, conditional=student)).conditional.config.is_distilled
+
+
+def test_the_example_leaves_out_networks_of_the_old_registers(pipe):
+    example = runpy.run_path(str(Path(__file__).parent.parent / "examples" / "own_data.py"))
+    drawing = replace(pipe.settings.drawing, autoguidance=2.0)
+    weak = copy.deepcopy(pipe.conditional)
+    guided = replace(pipe, weak_prior=weak, settings=replace(pipe.settings, drawing=drawing))
+    left = example["without_other_networks"](guided)
+    assert left.prior is left.weak_prior is left.base is None
+    assert left.conditional is pipe.conditional
+    assert left.settings.drawing.autoguidance == 1
 
 
 @pytest.mark.slow

@@ -33,6 +33,12 @@ def test_a_doctest_or_an_assert_that_fails_is_counted_as_failed(program, outcome
     assert run_checks(program) == outcome
 
 
+def test_the_order_of_a_set_is_always_the_same():
+    command = [sys.executable, "-c", "print(hash('a'))"]
+    fixed = subprocess.run(command, env={"PYTHONHASHSEED": "0"}, capture_output=True, text=True, check=True)
+    assert run_checks(f"assert hash('a') == {fixed.stdout}") == "passed"
+
+
 def test_an_endless_loop_and_an_endless_wait_are_stopped():
     started_at = time.perf_counter()
     programs = ["while True:\n    pass\n", "import time\ntime.sleep(60)\n"]

@@ -2,6 +2,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -35,6 +36,11 @@ def test_the_same_name_gives_the_same_numbers_and_another_name_gives_others():
     names = [streams, streams.at("a"), streams.at("a", "a"), streams.at("a", "b"), streams.at("b", "a")]
     draws = [other.uniform(50) for other in [*names, Streams.of("train", 1, samples=range(4))]]
     assert len({tuple(draw.flatten().tolist()) for draw in draws}) == len(draws)
+
+
+def test_a_seed_of_numpy_is_that_integer():
+    ours, theirs = (Streams.of("train", seed, samples=[0]).uniform(9) for seed in (1, np.int64(1)))
+    assert torch.equal(ours, theirs)
 
 
 def test_a_number_and_a_tensor_of_it_name_the_same_draw():

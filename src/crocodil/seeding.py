@@ -8,10 +8,12 @@ operations, so a whole batch draws at once on any device.
 
 import hashlib
 import math
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
+from typing import SupportsIndex
 
 import torch
 from jaxtyping import Float, Int
@@ -23,7 +25,7 @@ _KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 _NUM_ROUNDS = 10
 
 
-def generator_for(*key: str | int, device: str | torch.device = "cpu") -> torch.Generator:
+def generator_for(*key: str | SupportsIndex, device: str | torch.device = "cpu") -> torch.Generator:
     """Return a generator seeded by `key`, for draws that belong to no sample, such as initial weights."""
     return torch.Generator(device).manual_seed(_digest(*key) >> 1)
 
@@ -35,7 +37,9 @@ class Streams:
     keys: Int[Tensor, "B"]  # 64 bits each
 
     @classmethod
-    def of(cls, *key: str | int, samples: Sequence[int] | range, device: str | torch.device = "cpu") -> "Streams":
+    def of(
+        cls, *key: str | SupportsIndex, samples: Sequence[int] | range, device: str | torch.device = "cpu"
+    ) -> "Streams":
         """Return the streams of these sample indices under `key`, e.g. ("train", seed, step)."""
         if isinstance(samples, range):  # created on the device: a copy from the host would synchronise
             indices = torch.arange(samples.start, samples.stop, samples.step, device=device)
@@ -153,8 +157,10 @@ def _shift_right(bits: Tensor, count: int) -> Tensor:
 
 # Tell torch.compile that the result is constant; otherwise it would treat it as a changing number.
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _digest(*key: str | int) -> int:
-    return int.from_bytes(hashlib.blake2b(repr(key).encode(), digest_size=8).digest(), "big")
+def _digest(*key: str | SupportsIndex) -> int:
+    # `index` gives a NumPy integer the stream of the same int, and refuses a float.
+    named = tuple(part if isinstance(part, str) else operator.index(part) for part in key)
+    return int.from_bytes(hashlib.blake2b(repr(named).encode(), digest_size=8).digest(), "big")
 
 
 def _as_int64(bits: int) -> int:

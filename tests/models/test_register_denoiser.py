@@ -6,7 +6,7 @@ import torch
 from tiny import CONDITIONAL, NUM_REGISTERS, REGISTER_WIDTH
 
 from crocodil.checkpoints.format import load_model, save_model
-from crocodil.models.denoiser_starts import begun_as_demasker, flow_map_of, prompted_from
+from crocodil.models.denoiser_starts import begun_as_demasker, flow_map_of, plain_copy_of, prompted_from
 from crocodil.models.length_head import LengthHead, LengthHeadConfig
 from crocodil.models.register_denoiser import RegisterDenoiser
 from crocodil.objectives import PriorObjective, prior_loss
@@ -316,6 +316,13 @@ def test_the_blocks_of_a_demasker_are_stored_distilled_and_prompted_like_others(
     assert torch.equal(load_model(tmp_path / "None")(noisy, time(2), condition=conditions(2)), expected)
     student = flow_map_of(denoiser, generator_for("student"))
     torch.testing.assert_close(student(noisy, time(2), end_time=time(2, 0.2), condition=conditions(2)), expected)
+    with torch.no_grad():
+        student.span[-1].bias.normal_(generator=torch.Generator().manual_seed(0))
+    ordinary = plain_copy_of(student)
+    assert ordinary.config == BODY
+    torch.testing.assert_close(
+        ordinary(noisy, time(2), condition=conditions(2)), student(noisy, time(2), condition=conditions(2))
+    )
     prompted = prompted_from(denoiser, NUM_REGISTERS, REGISTER_WIDTH, generator_for("prompted"))
     assert prompted.config.num_positions == NUM_REGISTERS + 2 + LENGTH + NUM_REGISTERS
     assert not torch.allclose(prompted(noisy, time(2), prompt=noisy), prompted(noisy, time(2)))

@@ -59,6 +59,7 @@ def pipe():
         ({"view": "generate", "shell": "ls"}, "", "not a known field"),
         ({"view": "autoencode", "text": "x" * 1_000_000}, "text", "1,000,000 characters are too many"),
         ({"view": "autoencode", "text": "\ud800"}, "text", "half of a character"),
+        ({"view": "autoencode", "\ud800": 1}, "", "half of a character"),
         ({"view": "interpolate", "steps": 10}, "steps", "2 to 9"),
         ({"view": "steer", "noise": 5.0}, "noise", "up to 4"),
         ({"view": "steer", "redrawn": ["a"]}, "redrawn", "valid integer"),
@@ -380,6 +381,8 @@ def test_the_numbers_of_the_docs_are_those_of_the_code_and_of_the_measured_row(p
 def test_an_existing_folder_is_not_overwritten(tmp_path):
     result = CliRunner().invoke(app, ["play", "--export", str(tmp_path)])
     assert "exists: choose a new folder" in str(result.exception)
+    result = CliRunner().invoke(app, ["play", "--export", str(tmp_path / "new"), "--port", "1"])
+    assert "leave out --host and --port" in str(result.exception)
 
 
 def test_ci_goes_on_where_chromium_can_not_be_installed(tmp_path):

@@ -64,7 +64,7 @@ def qwen3_config(
         "hidden_act": (values.get("hidden_act", "silu"), "silu"),
         "attention_bias": (values.get("attention_bias", False), False),
         "use_sliding_window": (values.get("use_sliding_window", False), False),
-        "rope type": (rope.get("rope_type", "default"), "default"),
+        "rope type": (rope.get("rope_type", rope.get("type", "default")), "default"),
     }
     for name, (value, expected) in fixed.items():
         if value != expected:

@@ -31,6 +31,7 @@ def write_tensors(tensors: Mapping[str, Tensor], file: Path, about: dict[str, st
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, file, about)
     except SafetensorError as error:
         raise OSError(f"{file} cannot be written: {error}") from error
+    file.chmod(0o644)  # safetensors writes files that only their owner may read
 
 
 # ---------------------------------------------------------------- exact loading

@@ -67,7 +67,6 @@ def _write_file(source: Path, target: Path, trimmed: Trimmed) -> int:
         if name in tensors:
             tensors[name] = trimmed_rows(tensors[name], trimmed.old_ids)
     write_tensors(tensors, target, {"format": "pt"})
-    target.chmod(0o644)  # safetensors writes files that only their owner may read
     return sum(tensor.nbytes for tensor in tensors.values())
 
 

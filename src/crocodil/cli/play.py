@@ -13,7 +13,7 @@ from crocodil.pipeline.settings import BUILTIN, read_settings, settings_file
 if TYPE_CHECKING:
     from crocodil.pipeline import Crocodil
 
-LOCAL = "127.0.0.1"
+LOCAL, PORT = "127.0.0.1", 8765
 
 
 @app.command(rich_help_panel=USE)
@@ -22,7 +22,7 @@ def play(
     host: Annotated[
         str, typer.Option(help="Address to listen on. For other addresses a secret token is added to the URL.")
     ] = LOCAL,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 chooses a free one.")] = 8765,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 chooses a free one.")] = PORT,
     browser: Annotated[bool, typer.Option(help="Open the page in a browser.")] = True,
     export: Annotated[
         Path | None,
@@ -38,6 +38,8 @@ def play(
     read_settings(settings_file(model))
     if export is not None and export.exists():
         raise ValueError(f"{printable(export)} exists: choose a new folder")
+    if export is not None and (host, port) != (LOCAL, PORT):
+        raise ValueError("--export writes a page and serves none: leave out --host and --port")
     check_installed("play", "rapidfuzz", *(["starlette", "uvicorn"] if export is None else []))
     from crocodil.pipeline import Crocodil
 

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from crocodil.models.demasker import Demasker
-from crocodil.models.register_denoiser import RegisterDenoiser, RegisterDenoiserConfig
+from crocodil.models.register_denoiser import RegisterDenoiser, RegisterDenoiserConfig, time_features
 
 
 def begun_as_demasker(
@@ -49,14 +49,21 @@ def fresh_noise_copy_of(teacher: RegisterDenoiser, generator: torch.Generator) -
 
 
 def plain_copy_of(denoiser: RegisterDenoiser) -> RegisterDenoiser:
-    """Return a student of distribution matching as an ordinary prior, which can be trained by likelihood again.
+    """Return a distilled prior as an ordinary one, which can be trained by likelihood again.
 
-    The weights are the same. Any other prior is returned as it is.
+    It predicts the same; of a flow map, the same as for a step of length 0. Any other prior is returned as it is.
     """
-    if not denoiser.config.fresh_noise:
+    if not denoiser.config.is_distilled:
         return denoiser
-    plain = RegisterDenoiser(replace(denoiser.config, fresh_noise=False))
-    plain.load_state_dict(denoiser.state_dict())
+    plain = RegisterDenoiser(replace(denoiser.config, fresh_noise=False, flow_map=False))
+    weights = {name: value for name, value in denoiser.state_dict().items() if not name.startswith("span.")}
+    plain.load_state_dict(weights)
+    if denoiser.span is not None:  # for a step of length 0 it adds a constant
+        last = plain.time[-1]
+        assert isinstance(last, nn.Linear)
+        no_span = time_features(torch.zeros(1, 1, device=last.bias.device)).to(last.bias.dtype)
+        with torch.no_grad():
+            last.bias.add_(denoiser.span(no_span)[0, 0])
     return plain
 
 

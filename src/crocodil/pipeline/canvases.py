@@ -64,7 +64,12 @@ def fitting_length(texts: Sequence[str], tokenizer: Tokenizer, lengths: Sequence
 def cut_to_fit(text: str, tokenizer: Tokenizer, *, length: int) -> tuple[str, str]:
     """Return the part of a text that fits a canvas, and the rest."""
     ids, room = tokenizer.encode(text), length - 1
-    return (text, "") if len(ids) <= room else (tokenizer.decode(ids[:room]), tokenizer.decode(ids[room:]))
+    if len(ids) <= room:
+        return text, ""
+    kept = tokenizer.decode(ids[:room])
+    if not text.startswith(kept):
+        kept = kept.rstrip("\ufffd")  # cut inside a character
+    return kept, text[len(kept) :] if text.startswith(kept) else tokenizer.decode(ids[room:])
 
 
 def split_to_fit(text: str, tokenizer: Tokenizer, *, length: int) -> list[str]:

@@ -119,6 +119,7 @@ def parse(values: Any) -> Request:
     if not isinstance(view, str) or view not in VIEWS:
         raise FieldError("view", f"no such view: take one of {', '.join(VIEWS)}")
     for name, value in values.items():
+        _check_text("", name)
         if isinstance(value, str):
             _check_text(name, value)
     try:

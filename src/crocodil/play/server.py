@@ -19,6 +19,7 @@ from typing import Any
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
@@ -91,6 +92,8 @@ class _Server:
         try:
             request = parse(await _json_body(http))
             job = self.queue.submit(request, send)
+        except ClientDisconnect:  # nobody reads the answer
+            return Response()
         except _BodyError as error:
             return _error(413, error)
         except FieldError as error:

@@ -45,7 +45,7 @@ def _outcome(program: str, limits: Limits) -> Outcome:
     with tempfile.TemporaryDirectory() as folder:
         try:
             ended = subprocess.run(
-                [sys.executable, "-I", "-S", "-B", sandboxed.__file__],
+                [sys.executable, "-P", "-s", "-S", "-B", sandboxed.__file__],  # -I would ignore PYTHONHASHSEED
                 input=json.dumps(request).encode(),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,

@@ -6,7 +6,6 @@ A new line has the indentation that Python expects there (decision D56). Does no
 import io
 import keyword
 import tokenize
-from collections.abc import Iterator
 from typing import NamedTuple
 
 _LAST_IN_BLOCK = {"return", "raise", "break", "continue", "pass"}
@@ -60,7 +59,10 @@ def indentation_after(text: str) -> str:
     same = _leading(last_line)
     if last_line.lstrip().startswith("#"):
         return same
-    tokens = list(_tokens(text))
+    try:
+        tokens = list(tokenize.generate_tokens(io.StringIO(text).readline))
+    except (tokenize.TokenError, SyntaxError):
+        return same  # not Python up to here: what stands below the fault was not read
     statement = _last_statement(tokens)
     is_python = not any(token.type == tokenize.ERRORTOKEN and token.string.strip() for token in tokens)
     if not (is_python and statement and statement[-1].type == tokenize.NEWLINE):
@@ -74,14 +76,6 @@ def indentation_after(text: str) -> str:
     if keyword.iskeyword(first) and first in _LAST_IN_BLOCK:
         return max((level for level in levels if len(level) < len(depth)), key=len, default="")
     return depth
-
-
-def _tokens(text: str) -> Iterator[tokenize.TokenInfo]:
-    """Yield the tokens of a text, up to the first that is not Python; a block may end with its colon."""
-    try:
-        yield from tokenize.generate_tokens(io.StringIO(text).readline)
-    except (tokenize.TokenError, SyntaxError):
-        return
 
 
 def _last_statement(tokens: list[tokenize.TokenInfo]) -> list[tokenize.TokenInfo]:

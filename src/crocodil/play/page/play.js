@@ -13,10 +13,10 @@ function link(view) {
 
 function openLink() {
   const values = Object.fromEntries(new URLSearchParams(location.hash.slice(1)));
-  const view = values.view in VIEWS ? values.view : "generate";
+  const view = Object.hasOwn(VIEWS, values.view ?? "") ? values.view : "generate";
   const known = {};
   for (const [name, text] of Object.entries(values)) {
-    if (!(name in model.defaults[view])) continue;
+    if (!Object.hasOwn(model.defaults[view], name)) continue;
     try {
       known[name] = JSON.parse(text);
     } catch {
@@ -24,7 +24,7 @@ function openLink() {
     }
     if (Array.isArray(model.defaults[view][name]) !== Array.isArray(known[name])) delete known[name];
   }
-  fillForm(view, known);
+  fillForm(view, { ...model.defaults[view], ...known });
   select(view);
 }
 

@@ -287,12 +287,21 @@ function showLane(view, lane, node, call) {
 }
 
 async function copy(button, text) {
-  await navigator.clipboard.writeText(text);
-  const words = button.textContent;
+  if (navigator.clipboard) await navigator.clipboard.writeText(text);
+  else copyFromField(text); // plain HTTP from another machine has no clipboard
+  const words = (button.dataset.words ??= button.textContent);
   button.textContent = "Copied";
   setTimeout(() => {
     button.textContent = words;
   }, 1200);
+}
+
+function copyFromField(text) {
+  const field = element("textarea", { text });
+  document.body.append(field);
+  field.select();
+  document.execCommand("copy");
+  field.remove();
 }
 
 function download(text, name) {
