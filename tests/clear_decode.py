@@ -34,6 +34,9 @@ def clear_decode(
 ):
     mask_id, eos_id, allowed, rule = canvas.mask_id, canvas.eos_id, canvas.allowed, reveal_rule(decoding)
     tokens, total, costs = canvas.tokens, spent, [spent] * len(canvas)
+    left_out = [0] * len(canvas)
+    crops = eos_id is not None and decoding.crop is not None
+    read_length = torch.full((len(canvas),), tokens.shape[1]) if crops else None
     given = tokens != mask_id
     if allowed is not None:
         given = given & (allowed.row == 0)
@@ -56,7 +59,7 @@ def clear_decode(
         hidden = masked & block
         if not hidden.any():
             continue
-        logits = every_logit(demask, tokens, registers, decoding.guidance)
+        logits = every_logit(demask, tokens, registers, decoding.guidance, read_length)
         if allowed is not None:
             for number in range(1, len(allowed.tokens)):
                 logits[(allowed.row == number)[..., None] & ~allowed.tokens[number]] = -torch.inf
@@ -66,6 +69,9 @@ def clear_decode(
         unfinished = hidden.any(dim=1)
         is_open = ~given & block & unfinished[:, None]
         asked = is_open if revises(rule) else hidden
+        if crops:
+            is_read = torch.arange(tokens.shape[1]) < read_length[:, None]
+            asked = asked & is_read
         sample, position = asked.nonzero(as_tuple=True)
         proposal = propose_tokens(
             logits[asked],
@@ -81,8 +87,16 @@ def clear_decode(
             proposal = Proposal(
                 proposal.tokens.where(better, tokens[asked]), proposal.log_prob.where(better, of_old)
             )
-        charge(Cost(demasker_calls=1 if decoding.guidance == 1 else 2), unfinished)
+        num_forward = 1 if decoding.guidance == 1 else 2
+        charge(Cost(demasker_calls=num_forward), unfinished)
         proposed = tokens.masked_scatter(asked, proposal.tokens)
+        if crops:
+            proposed[hidden & ~is_read] = eos_id
+            for number in unfinished.nonzero().flatten().tolist():
+                left_out[number] += num_forward * int((~is_read[number]).sum())
+            for number, row in enumerate(proposed.tolist()):
+                end = max((place + 1 for place, token in enumerate(row) if token != eos_id), default=0)
+                read_length[number] = max(1, min(end + decoding.crop, len(row)))
         of_proposals = log_prob = torch.zeros(tokens.shape).masked_scatter(asked, proposal.log_prob.float())
         if eos_id is not None and decoding.eos_last:
             log_prob = hold_back_eos(log_prob, is_eos=hidden & (proposed == eos_id), hidden=hidden)
@@ -113,11 +127,21 @@ def clear_decode(
             tokens = tokens.index_put(
                 (torch.tensor(number), torch.tensor(chosen, dtype=torch.long)), torch.tensor(mask_id)
             )
+    costs = [cost + Cost(left_out=more) for cost, more in zip(costs, left_out, strict=True)]
+    total = total + Cost(left_out=round(torch.tensor(left_out).float().mean().item()))
     return Samples(tokens, total, costs, registers)
 
 
-def every_logit(demask, tokens, registers, guidance):
+def every_logit(demask, tokens, registers, guidance, read_length=None):
     """At all positions, whatever is wanted."""
+    if read_length is not None:  # each sample alone, so that none is padded
+        banks = [None] * len(tokens) if registers is None else registers.split(1)
+        return torch.cat(
+            [
+                every_logit(lambda *given, n=length: demask(*given, n), row, bank, guidance)
+                for row, bank, length in zip(tokens.split(1), banks, read_length.split(1), strict=True)
+            ]
+        )
     places = torch.arange(tokens.shape[1]).expand_as(tokens)
     logits = demask(tokens, registers, places)
     if guidance != 1:

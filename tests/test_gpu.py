@@ -74,27 +74,29 @@ def test_the_networks_compute_the_same_on_both_devices():
         assert (here - half).abs().max() < 0.1 * here.abs().max()
 
 
-def test_con_then_disc_draws_the_same_samples_on_both_devices():
+@pytest.mark.parametrize("crop", [None, 2])
+def test_con_then_disc_draws_the_same_samples_on_both_devices(crop):
     def sample(device):
         denoiser, demasker = tiny.denoiser().to(device), tiny.demasker().to(device)
         return con_then_disc(
             lambda streams: draw_registers(denoiser, Drawing(), shape=(6, 16), num_steps=8, streams=streams),
             Guided(demasker),
-            Canvas.empty(32, 16, mask_id=MASK, device=device),
-            Decoding(calls=4, rule="random", temperature=1.0),
+            Canvas.empty(32, 16, mask_id=MASK, eos_id=tiny.EOS, device=device),
+            Decoding(calls=4, rule="random", temperature=1.0, crop=crop),
             streams=Streams.of("x", samples=range(32), device=device),
         ).tokens.cpu()
 
     assert (sample("cpu") == sample("cuda")).float().mean() > 0.99
 
 
+@pytest.mark.parametrize("crop", [None, 2])
 @pytest.mark.parametrize(
     "rule", [MostConfident(), AtRandom(), AboveThreshold(0.1), Remask(), RemaskByConfidence()]
 )
-def test_recorded_calls_give_the_same_samples(rule):
+def test_recorded_calls_give_the_same_samples(rule, crop):
     demasker = tiny.demasker(replace(tiny.DEMASKER, across_text=True)).cuda()
     denoiser = tiny.denoiser(replace(CONDITIONAL, self_conditioned=True)).cuda()
-    how = Decoding(calls=8, rule=rule, temperature=1.0, top_p=0.9)
+    how = Decoding(calls=8, rule=rule, temperature=1.0, top_p=0.9, crop=crop)
     options = {"shape": (6, 16), "num_steps": 8, "self_conditioned": True}
 
     @torch.no_grad()

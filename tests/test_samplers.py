@@ -277,6 +277,9 @@ CASES = {
     "pace of the text": {"pace": "text", "rule": RemaskByConfidence(), "num_calls": 8, "eos_id": 5, "apart": 2},
     "curve": {"rule": Revise(), "pace": "text", "num_calls": 8, "eos_id": 5, "curve": 2.0},
     "curve of confidence": {"num_calls": 8, "curve": 1.7, "block_size": 8},
+    "cropped": {"crop": 0, "rule": Revise(), "pace": "text", "num_calls": 8, "eos_id": 5, "corrector": 0.25},
+    "cropped and guided": {"crop": 1, "guidance": 2.0, "temperature": 1.0, "num_calls": 8, "eos_id": 5},
+    "cropped in blocks": {"crop": 2, "block_size": 8, "num_calls": 8, "eos_id": 5, "rule": AtRandom()},
 }
 
 
@@ -325,6 +328,35 @@ def test_where_only_some_tokens_may_stand_the_loop_equals_the_clear_one_and_no_o
         one = torch.tensor([i])
         how_else = {"registers": tiny.bank(3)[one], "streams": streams[one], "allowed": allowed.of_samples(one)}
         assert torch.equal(fast.tokens[one], decode(demask, canvas[one], how, **how_else).tokens)
+
+
+@pytest.mark.parametrize("length", [0, 4, 9, 16])
+def test_cropped_calls_read_up_to_the_predicted_end_and_cost_less(length):
+    tokens = tiny.programs(1, 16).where(torch.arange(16) < length, EOS)
+    knows, reads = perfect(tokens), []
+
+    def demask(noisy_tokens, registers, places, read_length):
+        reads.append(read_length.item())
+        return knows(noisy_tokens, registers, places)
+
+    how = decoding(eos_id=EOS, num_calls=4, pace="text", crop=2)
+    samples = decode(demask, empty_canvas(1, how), how, streams=tiny.streams(1))
+    assert torch.equal(samples.tokens, tokens)
+    assert reads == [16, *[min(length + 2, 16)] * 3]
+    assert samples.costs == [samples.cost] == [Cost(demasker_calls=4, left_out=4 * 16 - sum(reads))]
+
+
+def test_a_text_can_grow_beyond_the_end_that_was_predicted_first():
+    ends = [4]
+
+    def demask(noisy_tokens, registers, places, read_length):
+        """Predict four tokens at first, and then that everything it reads is text."""
+        end = ends.pop() if ends else read_length.item()
+        return one_hot(torch.where(places < end, 7, EOS).flatten(), VOCAB) * 9.0
+
+    how = decoding(eos_id=EOS, num_calls=4, pace="text", crop=3)
+    samples = decode(demask, empty_canvas(1, how), how, streams=tiny.streams(1))
+    assert (samples.tokens[0] != EOS).sum() == 4 + 3 * 3
 
 
 def some_allowed(count):
@@ -683,6 +715,10 @@ def test_flop_weighted_nfe_counts_positions_and_the_encoder_too():
     }
     expected = 10 * 522 / 512 + 100 * (400 * 8) / (8_000 * 512) + (600 * 520) / (8_000 * 512)
     assert cost.flop_nfe(**sizes) == pytest.approx(expected)
+    half_read = Cost(
+        demasker_calls=20, denoiser_calls=100, encoder_calls=1, left_out=10 * sizes["demasker"].positions
+    )
+    assert half_read.flop_nfe(**sizes) == pytest.approx(expected)
 
 
 DRAWING = Drawing()

@@ -16,5 +16,6 @@ RowTokens = Int[Tensor, "R"]
 RowLogits = Float[Tensor, "R V"]
 PerSample = Float[Tensor, "B"]
 PrefixLength = Int[Tensor, "B"]  # k: the demasker reads the first k registers
+ReadLength = Int[Tensor, "B"]  # how many positions of each canvas the demasker reads
 RegisterBank = Float[Tensor, "B K D"]
 RegisterTime = Float[Tensor, "B K"]  # diffusion time of each register: 0 clean, 1 noise

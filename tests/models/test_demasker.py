@@ -62,6 +62,24 @@ def test_logits_at_chosen_rows_are_those_rows_of_all_logits(demasker):
     assert torch.allclose(demasker(tokens, registers, rows=rows), demasker(tokens, registers)[rows], atol=1e-6)
 
 
+@pytest.mark.parametrize("across_text", [False, True])
+def test_what_lies_beyond_the_part_that_is_read_does_not_change_the_logits(demasker, across_text):
+    if across_text:
+        demasker = tiny.demasker(replace(tiny.DEMASKER, across_text=True))
+    tokens, registers, lengths = tiny.programs(2, 12), tiny.bank(2), torch.tensor([5, 9])
+    rows = torch.arange(5).expand(2, -1)
+    together = demasker(tokens, registers, rows=rows, read_length=lengths).unflatten(0, (2, 5))
+    assert not torch.allclose(together, demasker(tokens, registers)[:, :5], atol=1e-3)
+    masked = tokens.where(torch.arange(12) < lengths[:, None], 3)
+    for i in range(2):
+        one = slice(i, i + 1)
+        alone = demasker(masked[one], registers[one], rows=rows[one], read_length=lengths[one])
+        assert torch.allclose(together[i], alone, atol=1e-5)
+        if not across_text:  # registers stand where they do before a canvas of this length
+            short = demasker(tokens[one, : lengths[i]], registers[one])[0, :5]
+            assert torch.allclose(alone, short, atol=1e-5)
+
+
 def test_text_keeps_the_positions_it_has_without_a_prefix():
     for num_given in (0, 2, 6):
         along_text, along_prefix = fixed_axes(6, num_given, 10, CPU)

@@ -11,10 +11,19 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from crocodil.models.llada import LLaDA, LLaDAConfig, picked, rotary_frequencies
+from crocodil.models.llada import LLaDA, LLaDAConfig, picked, read_part, rotary_frequencies
 from crocodil.processes.registers import positions_across_text, within_prefix
 from crocodil.runtime.config import Share, Width, config
-from crocodil.shapes import Logits, PositionIndices, Positions, PrefixLength, RegisterBank, RowLogits, TokenIds
+from crocodil.shapes import (
+    Logits,
+    PositionIndices,
+    Positions,
+    PrefixLength,
+    ReadLength,
+    RegisterBank,
+    RowLogits,
+    TokenIds,
+)
 
 
 @config
@@ -56,27 +65,32 @@ class Demasker(nn.Module):
         *,
         prefix_length: PrefixLength | None = None,
         rows: Positions | PositionIndices | None = None,
+        read_length: ReadLength | None = None,
     ) -> Logits | RowLogits:
         """Return logits at all text positions, or only at those in `rows`.
 
         The bank may hold only the first registers (`registers[:, :k]`). `prefix_length` limits it further per
-        sample; 0 leaves only START and END.
+        sample; 0 leaves only START and END. With `read_length`, only the first tokens of each canvas are read.
         """
         num_given = registers.shape[1]
         if num_given > self.config.num_registers:
             raise ValueError(
                 f"{num_given} registers given, but this demasker takes at most {self.config.num_registers}"
             )
+        canvas_length = noisy_tokens.shape[1]
+        noisy_tokens, is_read = read_part(noisy_tokens, read_length)
         num_text = noisy_tokens.shape[1]
         visible = None if prefix_length is None else within_prefix(prefix_length, num_given)
         embeddings = torch.cat([self._prefix(registers, visible), self.backbone.embed(noisy_tokens)], dim=1)
         angles = sequence_angles(
-            self.config, num_given, num_text, noisy_tokens.device, prefix_length=prefix_length
-        )
+            self.config, num_given, canvas_length, noisy_tokens.device, prefix_length=prefix_length
+        )[:, : num_given + 2 + num_text]
         key_mask = None
-        if visible is not None:
-            ones = visible.new_ones(len(visible), 1)
-            key_mask = torch.cat([ones, visible, ones.expand(-1, num_text + 1)], dim=1)
+        if visible is not None or is_read is not None:
+            edge = torch.ones_like(noisy_tokens[:, :1], dtype=torch.bool)  # START or END
+            visible = edge.expand(-1, num_given) if visible is None else visible
+            is_read = edge.expand(-1, num_text) if is_read is None else is_read
+            key_mask = torch.cat([edge, visible, edge, is_read], dim=1)
         states = self.backbone.transform(embeddings, angles, key_mask)[:, -num_text:]
         return self.backbone.logits(states if rows is None else picked(states, rows))
 

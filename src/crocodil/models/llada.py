@@ -18,7 +18,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from crocodil.runtime.config import Layers, Length, Positive, TokenId, Width, config
-from crocodil.shapes import PositionIndices, Positions, RowLogits, TokenIds
+from crocodil.shapes import PositionIndices, Positions, ReadLength, RowLogits, TokenIds
 
 Embeddings = Float[Tensor, "B L W"]
 Angles = Float[Tensor, "#B L P"]  # rotary angles; P = head width / 2 frequency pairs
@@ -63,6 +63,11 @@ class LLaDAConfig:
 class LogitsAndStates(NamedTuple):
     logits: Tensor
     states: list[Embeddings]  # after each block, at the token positions
+
+
+class ReadTokens(NamedTuple):
+    tokens: TokenIds
+    mask: KeyMask | None  # None: all of them are read
 
 
 class LLaDA(nn.Module):
@@ -216,7 +221,22 @@ def picked(states: Embeddings, rows: Positions | PositionIndices) -> Float[Tenso
     """Return the states at these positions. With indices the number of rows is known without a device sync."""
     if rows.dtype == torch.bool:
         return states[rows]
+    rows = rows.clamp(max=states.shape[1] - 1)  # those behind are padding
     return states.gather(1, rows[..., None].expand(-1, -1, states.shape[2])).flatten(0, 1)
+
+
+def read_part(tokens: TokenIds, read_length: ReadLength | None) -> ReadTokens:
+    """Return the part of the canvases that is read: their first positions (decision D87).
+
+    On a CPU, positions that no sample reads are left out. Elsewhere all shapes stay as they are, because reading
+    `read_length` would wait for the device.
+    """
+    if read_length is None:
+        return ReadTokens(tokens, None)
+    if tokens.device.type == "cpu":
+        tokens = tokens[:, : int(read_length.max())]
+    mask = torch.arange(tokens.shape[1], device=tokens.device) < read_length[:, None]
+    return ReadTokens(tokens, None if mask.device.type == "cpu" and mask.all() else mask)
 
 
 def in_autocast_dtype(embeddings: Embeddings) -> Embeddings:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice, takewhile
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple, TypeAlias, cast
 
 import torch
@@ -67,7 +68,12 @@ class Answers(NamedTuple):
 
     numbers: list[int]
     samples: Samples
+    canvas_length: int  # with the prompt
     seconds: float
+
+    def flop_nfes(self) -> list[float]:
+        """Return the cost of each answer in calls of the network over prompt and answer."""
+        return [cost.demasker_calls - cost.left_out / self.canvas_length for cost in self.samples.costs]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,7 +144,8 @@ class Base:
         samples = joined([batch.samples for batch in batches])
         order = sorted(range(len(numbers)), key=numbers.__getitem__)
         samples = samples._replace(tokens=samples.tokens[order], costs=[samples.costs[row] for row in order])
-        return self._generation(samples, sum(batch.seconds for batch in batches))
+        flop_nfes = [price for batch in batches for price in batch.flop_nfes()]
+        return self._generation(samples, sum(batch.seconds for batch in batches), flop_nfes)
 
     def stream(self, prompts: Prompts = 1, **options: Any) -> Iterator[str]:
         """Yield the answers in the order of the prompts, each as soon as possible.
@@ -163,7 +170,9 @@ class Base:
     ) -> Iterator[tuple[list[int], Generation]]:
         request = self._request(prompts, **options)  # a mistake is raised at once
         batches = self._answers(request, seed, batch_size, on_call, show_progress)
-        return ((batch.numbers, self._generation(batch.samples, batch.seconds)) for batch in batches)
+        return (
+            (batch.numbers, self._generation(batch.samples, batch.seconds, batch.flop_nfes())) for batch in batches
+        )
 
     def _answers(
         self,
@@ -183,7 +192,7 @@ class Base:
             left = iter(numbers)
             for samples, seconds in job.batches(size, show_progress=show_progress, watch=watch):
                 answers = samples._replace(tokens=samples.tokens[:, prompt_length:], registers=None)
-                yield Answers(list(islice(left, len(answers.tokens))), answers, seconds)
+                yield Answers(list(islice(left, len(answers.tokens))), answers, canvas.length, seconds)
 
     def _sample(self, decoding: Decoding, plan: DecodePlan, prompt_length: int) -> SampleBatch:
         is_guided = decoding.guidance != 1
@@ -277,16 +286,15 @@ class Base:
         """Return the text of an answer, up to the first token that ends it."""
         return self.tokenizer.decode(list(takewhile(lambda token: token not in self._ends, answer)))
 
-    def _generation(self, samples: Samples, seconds: float) -> Generation:
-        nfe = mean_price(self.nfe, samples.costs)
+    def _generation(self, samples: Samples, seconds: float, flop_nfes: Sequence[float]) -> Generation:
         return Generation(
             texts=[self.text_of(answer) for answer in samples.tokens.tolist()],
             tokens=samples.tokens,
             registers=None,
             cost=samples.cost,
             costs=samples.costs,
-            nfe=nfe,
-            flop_nfe=nfe,  # in calls over prompt and answer
+            nfe=mean_price(self.nfe, samples.costs),
+            flop_nfe=fmean(flop_nfes),
             seconds=seconds,
         )
 

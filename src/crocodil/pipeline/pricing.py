@@ -3,6 +3,8 @@
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
 
 from crocodil.models.demasker import Demasker
 from crocodil.models.register_denoiser import RegisterDenoiser
@@ -19,30 +21,42 @@ class Pricing:
     priors: tuple[RegisterDenoiser | None, ...]
     has_base: bool = False  # if not, plain masked diffusion is the demasker without registers
 
-    @property
+    @cached_property
     def prior(self) -> RegisterDenoiser | None:
         return max((prior for prior in self.priors if prior is not None), key=num_parameters, default=None)
 
     def nfe(self, cost: Cost) -> float:
         """Return the paper's NFE: a denoiser call counts by its parameters, an encoder call not at all."""
-        return cost.nfe(
-            demasker_parameters=num_parameters(self.demasker), denoiser_parameters=num_parameters(self.prior)
-        )
+        return cost.nfe(demasker_parameters=self._counts.demasker, denoiser_parameters=self._counts.prior)
 
     def flop_nfe(self, cost: Cost, *, length: int, num_registers: int | None) -> float:
         """Return the cost in units of one call of the base on the text.
 
         `num_registers` registers stand before the text, between START and END; None means no guidance.
         """
-        base, prior = Size(num_parameters(self.demasker.backbone), length), self.prior
+        counts, prior = self._counts, self.prior
+        base = Size(counts.base, length)
         has_no_slots = num_registers is None and self.has_base
-        with_slots = Size(num_parameters(self.demasker), length + 2 + (num_registers or 0))
+        with_slots = Size(counts.demasker, length + 2 + (num_registers or 0))
         return cost.flop_nfe(
             unit=base,
             demasker=base if has_no_slots else with_slots,
-            denoiser=Size(num_parameters(prior), 0 if prior is None else prior.config.num_positions),
-            encoder=Size(num_parameters(self.encoder), length + self.encoder.config.num_registers),
+            denoiser=Size(counts.prior, 0 if prior is None else prior.config.num_positions),
+            encoder=Size(counts.encoder, length + self.encoder.config.num_registers),
         )
+
+    @cached_property
+    def _counts(self) -> "_Counts":
+        """The numbers of parameters: counting takes time, and every sample may have another cost."""
+        backbone, networks = self.demasker.backbone, (self.demasker, self.encoder, self.prior)
+        return _Counts(num_parameters(backbone), *map(num_parameters, networks))
+
+
+class _Counts(NamedTuple):
+    base: int
+    demasker: int
+    encoder: int
+    prior: int
 
 
 def mean_price(price: Callable[[Cost], float], costs: Sequence[Cost]) -> float:

@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from crocodil.seeding import Streams
-from crocodil.shapes import Positions, TokenIds
+from crocodil.shapes import Positions, ReadLength, TokenIds
 
 
 class RevealStep(NamedTuple):
@@ -280,6 +280,13 @@ def hold_back_eos(log_prob: Float[Tensor, "B N"], *, is_eos: Positions, hidden: 
 def after_proposed_end(proposed: TokenIds, *, hidden: Positions, eos_id: int) -> Positions:
     """Return the hidden positions of the predicted end: from each to the end of the canvas, all tokens are EOS."""
     return hidden & (proposed == eos_id).flip(1).long().cummin(dim=1).values.flip(1).bool()
+
+
+def read_lengths(proposed: TokenIds, *, eos_id: int, spare: int) -> ReadLength:
+    """Return how many positions of each canvas to read: those before the predicted end and `spare` more (D87)."""
+    position = torch.arange(1, proposed.shape[1] + 1, device=proposed.device)
+    end = (position * (proposed != eos_id)).amax(dim=1)
+    return (end + spare).clamp(1, proposed.shape[1])
 
 
 def fill_after_eos(tokens: TokenIds, *, may_end: Positions, mask_id: int, eos_id: int) -> TokenIds:

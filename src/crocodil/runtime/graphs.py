@@ -75,5 +75,5 @@ class Recording:
         self.graph.replay()
         if isinstance(self.outputs, Tensor):
             return self.outputs.clone()
-        outputs = [output.clone() for output in self.outputs]
+        outputs = [None if output is None else output.clone() for output in self.outputs]
         return type(self.outputs)(*outputs) if hasattr(self.outputs, "_fields") else tuple(outputs)  # a NamedTuple

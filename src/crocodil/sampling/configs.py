@@ -81,6 +81,10 @@ class Decoding:
         1.0,
         "How the calls share the tokens. 1: evenly; above 1: the first calls reveal fewer, the last ones more.",
     )  # D75
+    crop: Amount | None = knob(
+        None,
+        "Read the canvas only up to the predicted end of the text, and this many positions more. Default: all.",
+    )  # D87
     eos_last: bool = True  # reveal an EOS token only after all tokens before it
 
     def plan(self, length: int) -> DecodePlan:

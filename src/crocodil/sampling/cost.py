@@ -28,17 +28,19 @@ class Size(NamedTuple):
 
 @dataclass(frozen=True)
 class Cost:
-    """Number of calls of each network."""
+    """Number of calls of each network, and how many canvas positions the demasker did not read in them (D87)."""
 
     demasker_calls: int = 0
     denoiser_calls: int = 0
     encoder_calls: int = 0
+    left_out: int = 0  # in the cost of a batch: the mean over its samples
 
     def __add__(self, other: "Cost") -> "Cost":
         return Cost(
             self.demasker_calls + other.demasker_calls,
             self.denoiser_calls + other.denoiser_calls,
             self.encoder_calls + other.encoder_calls,
+            self.left_out + other.left_out,
         )
 
     def nfe(self, *, demasker_parameters: float, denoiser_parameters: float) -> float:
@@ -56,6 +58,7 @@ class Cost:
         """
         work = (
             self.demasker_calls * demasker.work
+            - self.left_out * demasker.parameters
             + self.denoiser_calls * denoiser.work
             + self.encoder_calls * encoder.work
         )
@@ -71,15 +74,29 @@ class Ledger:
     def __init__(self, canvas: TokenIds, spent: Cost) -> None:
         everyone = torch.ones_like(canvas[:, 0], dtype=torch.bool)
         self.num_samples, self.spent = len(canvas), spent
+        self.left_out: Int[Tensor, B] | None = None  # of each sample
         self.entries = [(spent, everyone.nonzero()[:, 0], everyone)]
 
-    def enter(self, spent: Cost, index: Int[Tensor, "B"], is_charged: Bool[Tensor, "B"]) -> None:
+    def enter(
+        self,
+        spent: Cost,
+        index: Int[Tensor, "B"],
+        is_charged: Bool[Tensor, "B"],
+        left_out: Int[Tensor, "B"] | None = None,
+    ) -> None:
         """Charge a cost to some of the samples in `index`. No tensor value is read: that waits for the device."""
         self.spent += spent
         self.entries.append((spent, index, is_charged))
+        if left_out is not None:
+            if self.left_out is None:
+                self.left_out = left_out.new_zeros(self.num_samples)
+            self.left_out = self.left_out.index_add(0, index, is_charged * left_out)
 
     def total(self) -> Cost:
-        return self.spent
+        """Return the cost of the batch. Reads a tensor value if positions were left out."""
+        if self.left_out is None:
+            return self.spent
+        return self.spent + Cost(left_out=round(self.left_out.float().mean().item()))
 
     def costs(self) -> list[Cost]:
         """Return the cost of each sample if it had been decoded alone."""
@@ -89,4 +106,5 @@ class Ledger:
         charged = torch.cat(are_charged).cpu().long()[:, None] * calls  # two copies to the host, for all entries
         counts = torch.zeros(self.num_samples, calls.shape[1], dtype=torch.int64)
         counts.index_add_(0, torch.cat(indices).cpu(), charged)
-        return [Cost(*calls) for calls in counts.tolist()]
+        left_out = [0] * self.num_samples if self.left_out is None else self.left_out.tolist()
+        return [Cost(*calls) + Cost(left_out=more) for calls, more in zip(counts.tolist(), left_out, strict=True)]

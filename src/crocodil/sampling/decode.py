@@ -28,6 +28,7 @@ from crocodil.processes.reveal import (
     fill_after_eos,
     hold_back_eos,
     mask_again,
+    read_lengths,
     revises,
 )
 from crocodil.runtime.devices import check_finite
@@ -37,7 +38,7 @@ from crocodil.sampling.cost import NO_COST, Cost
 from crocodil.sampling.guidance import Demask, strengthened
 from crocodil.sampling.state import Canvas, Refresh, Revealed, Samples, State
 from crocodil.seeding import Streams
-from crocodil.shapes import LogProbs, PositionIndices, Positions, RegisterBank, RowLogits, TokenIds
+from crocodil.shapes import LogProbs, PositionIndices, Positions, ReadLength, RegisterBank, RowLogits, TokenIds
 
 ROW_COUNTS = 8  # the number of logit rows per call is rounded up to an eighth of a block: few distinct shapes
 
@@ -201,6 +202,17 @@ class RevealConfig:
         rule, num_correctors = reveal_rule(decoding), decoding.corrector_calls(calls)
         return cls(decoding, rule, canvas.mask_id, canvas.eos_id, calls, num_correctors)
 
+    @property
+    def crops(self) -> bool:
+        """Whether calls leave out the canvas behind the predicted end."""
+        return self.decoding.crop is not None and self.eos_id is not None
+
+    def read_next(self, proposed: TokenIds) -> ReadLength | None:
+        """Return how much of each canvas the next call reads; None: all of it."""
+        if self.decoding.crop is None or self.eos_id is None:
+            return None
+        return read_lengths(proposed, eos_id=self.eos_id, spare=self.decoding.crop)
+
 
 @dataclass(frozen=True)
 class DemaskerStep:
@@ -213,7 +225,8 @@ class DemaskerStep:
 
     def inputs(self, state: State, call: PlannedCall) -> tuple[Tensor | None, ...]:
         allowed = state.allowed or (None, None)
-        return (state.tokens, state.given, state.registers, state.streams.keys, call.bounds, *allowed)
+        read_length = state.read_length if self.config.crops else None
+        return (state.tokens, state.given, state.registers, state.streams.keys, call.bounds, *allowed, read_length)
 
     def __call__(
         self,
@@ -224,18 +237,46 @@ class DemaskerStep:
         bounds: Int[Tensor, "4"],
         allowed_row: TokenIds | None,
         allowed_tokens: Tensor | None,
+        read_length: ReadLength | None,
     ) -> Revealed:
         proposed_at = _proposed_at(self.config.rule, bounds, tokens, given, self.config.mask_id)
+        if read_length is not None:
+            proposed_at = proposed_at & _is_read(tokens, read_length)
         positions = _positions(proposed_at, self.num_rows)
-        demask = strengthened(self.demask, self.config.decoding.guidance)
-        row_logits = demask(tokens, registers, positions.clamp(max=tokens.shape[1] - 1))
+        row_logits = self._logits(tokens, registers, positions.clamp(max=tokens.shape[1] - 1), read_length)
         allowed = None if allowed_row is None or allowed_tokens is None else Allowed(allowed_row, allowed_tokens)
-        return self.reveal(self.config, row_logits, positions, tokens, given, keys, bounds, allowed)
+        return self.reveal(self.config, row_logits, positions, tokens, given, keys, bounds, allowed, read_length)
+
+    def _logits(
+        self,
+        tokens: TokenIds,
+        registers: RegisterBank | None,
+        positions: PositionIndices,
+        read_length: ReadLength | None,
+    ) -> RowLogits:
+        demask = strengthened(self.demask, self.config.decoding.guidance)
+        if read_length is None:
+            return demask(tokens, registers, positions)
+        if tokens.device.type != "cpu":
+            return demask(tokens, registers, positions, read_length)
+        # On a CPU a batch saves no time, but every sample would be as long as the longest.
+        banks = [None] * len(tokens) if registers is None else registers.split(1)
+        samples = zip(tokens.split(1), banks, positions.split(1), read_length.split(1), strict=True)
+        return torch.cat([demask(*sample) for sample in samples])
+
+
+def _is_read(tokens: TokenIds, read_length: ReadLength) -> Positions:
+    return torch.arange(tokens.shape[1], device=tokens.device) < read_length[:, None]
 
 
 def _positions(chosen: Positions, count: int) -> PositionIndices:
-    """Return the chosen positions from left to right, padded to `count` with a position outside of the canvas."""
+    """Return the chosen positions from left to right, padded to `count` with a position outside of the canvas.
+
+    On a CPU, they are padded only to the largest number of any sample.
+    """
     num_samples, length = chosen.shape
+    if chosen.device.type == "cpu":
+        count = min(count, int(chosen.sum(dim=1).max()))
     rank = (chosen.cumsum(dim=1) - 1).where(chosen, count)  # all others go to an extra column
     index = torch.arange(length, device=chosen.device).expand_as(chosen)
     outside = torch.full((num_samples, count + 1), length, device=chosen.device)
@@ -251,17 +292,21 @@ def reveal(
     keys: Int[Tensor, "B"],
     bounds: Int[Tensor, "4"],
     allowed: Allowed | None = None,
+    read_length: ReadLength | None = None,
 ) -> Revealed:
     """Propose a token at every hidden position and keep those that the rule chooses.
 
     `positions` holds all hidden positions of a sample, and the other open ones if the rule revises; positions
-    outside of the canvas are padding.
+    outside of the canvas are padding. Where the demasker did not read the canvas, EOS is proposed.
     """
     index, _, _, calls_left = bounds.unbind()
     streams = Streams(keys).at("call", index.expand(len(keys)))
     hidden = _hidden(bounds, tokens, config.mask_id)
     proposal = _propose(config, row_logits, positions, tokens, given, streams, allowed)
-    proposed = _put(tokens, positions, proposal.tokens)
+    proposed = tokens
+    if read_length is not None and config.eos_id is not None:
+        proposed = tokens.masked_fill(hidden & ~_is_read(tokens, read_length), config.eos_id)
+    proposed = _put(proposed, positions, proposal.tokens)
     log_prob = _put(torch.zeros(tokens.shape, device=tokens.device), positions, proposal.log_prob)
     proposed_log_prob, is_finite = log_prob, log_prob.isfinite().all()
     if config.eos_id is not None and config.decoding.eos_last:
@@ -293,7 +338,7 @@ def reveal(
         if revises(config.rule):  # it knows how probable visible tokens are
             doubt = far_apart(-proposed_log_prob, among=is_open, distance=max(config.decoding.apart, 1))
         tokens = mask_again(tokens, complete, is_open, doubt, mask_id=config.mask_id, eos_id=config.eos_id)
-    return Revealed(tokens, was_hidden, is_finite, proposed_log_prob)
+    return Revealed(tokens, was_hidden, is_finite, proposed_log_prob, config.read_next(proposed))
 
 
 def _put(canvas: Tensor, positions: PositionIndices, values: Tensor) -> Tensor:

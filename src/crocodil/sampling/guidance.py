@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from crocodil.models.demasker import Demasker
-from crocodil.models.llada import LLaDA
+from crocodil.models.llada import LLaDA, read_part
 from crocodil.processes.gaussian import Denoised
-from crocodil.shapes import PositionIndices, RegisterBank, RegisterTime, RowLogits, TokenIds
+from crocodil.shapes import PositionIndices, ReadLength, RegisterBank, RegisterTime, RowLogits, TokenIds
 
-Demask: TypeAlias = Callable[[TokenIds, RegisterBank | None, PositionIndices], RowLogits]
+# (canvas, registers, positions of the logits) -> logits; to crop, also how many positions of each canvas to read
+Demask: TypeAlias = Callable[..., RowLogits]
 
 
 @dataclass(frozen=True)
@@ -25,8 +26,14 @@ class Unguided:
 
     demasker: LLaDA
 
-    def __call__(self, noisy_tokens: TokenIds, registers: RegisterBank | None, rows: PositionIndices) -> RowLogits:
-        return self.demasker(noisy_tokens, rows=rows)
+    def __call__(
+        self,
+        noisy_tokens: TokenIds,
+        registers: RegisterBank | None,
+        rows: PositionIndices,
+        read_length: ReadLength | None = None,
+    ) -> RowLogits:
+        return _read(self.demasker, noisy_tokens, rows, read_length)
 
 
 @dataclass(frozen=True)
@@ -36,11 +43,18 @@ class Guided:
     demasker: Demasker
     num_registers: int | None = None  # guide with the first registers only; None: with all
 
-    def __call__(self, noisy_tokens: TokenIds, registers: RegisterBank | None, rows: PositionIndices) -> RowLogits:
+    def __call__(
+        self,
+        noisy_tokens: TokenIds,
+        registers: RegisterBank | None,
+        rows: PositionIndices,
+        read_length: ReadLength | None = None,
+    ) -> RowLogits:
         if registers is None:
             empty = (len(noisy_tokens), 0, self.demasker.config.register_width)
             registers = torch.zeros(empty, device=noisy_tokens.device)
-        return self.demasker(noisy_tokens, registers[:, : self.num_registers], rows=rows)
+        kept = registers[:, : self.num_registers]
+        return self.demasker(noisy_tokens, kept, rows=rows, read_length=read_length)
 
 
 @dataclass(frozen=True)
@@ -53,11 +67,24 @@ class PromptGuided:
     demasker: LLaDA
     prompt_length: int
 
-    def __call__(self, noisy_tokens: TokenIds, registers: RegisterBank | None, rows: PositionIndices) -> RowLogits:
+    def __call__(
+        self,
+        noisy_tokens: TokenIds,
+        registers: RegisterBank | None,
+        rows: PositionIndices,
+        read_length: ReadLength | None = None,
+    ) -> RowLogits:
         if registers is None:
             in_prompt = torch.arange(noisy_tokens.shape[1], device=noisy_tokens.device) < self.prompt_length
             noisy_tokens = noisy_tokens.masked_fill(in_prompt, self.demasker.config.mask_id)
-        return self.demasker(noisy_tokens, rows=rows)
+        return _read(self.demasker, noisy_tokens, rows, read_length)
+
+
+def _read(
+    demasker: LLaDA, noisy_tokens: TokenIds, rows: PositionIndices, read_length: ReadLength | None
+) -> RowLogits:
+    tokens, is_read = read_part(noisy_tokens, read_length)
+    return demasker(tokens, attention_mask=is_read, rows=rows)
 
 
 def strengthened(demask: Demask, guidance: float) -> Demask:
@@ -70,10 +97,10 @@ def strengthened(demask: Demask, guidance: float) -> Demask:
         return demask
 
     def demask_strongly(
-        noisy_tokens: TokenIds, registers: RegisterBank | None, rows: PositionIndices
+        noisy_tokens: TokenIds, registers: RegisterBank | None, rows: PositionIndices, *read_length: ReadLength
     ) -> RowLogits:
-        without = demask(noisy_tokens, None, rows)
-        return without + guidance * (demask(noisy_tokens, registers, rows) - without)
+        without = demask(noisy_tokens, None, rows, *read_length)
+        return without + guidance * (demask(noisy_tokens, registers, rows, *read_length) - without)
 
     return demask_strongly
 

@@ -16,7 +16,7 @@ from crocodil.processes.categorical import Allowed
 from crocodil.runtime.devices import check_all
 from crocodil.sampling.cost import Cost, Ledger
 from crocodil.seeding import Streams
-from crocodil.shapes import LogProbs, Positions, RegisterBank, TokenIds
+from crocodil.shapes import LogProbs, Positions, ReadLength, RegisterBank, TokenIds
 
 BATCH_SIZES = 4  # on a GPU a batch shrinks in this many steps: every size is recorded as a graph of its own
 
@@ -119,6 +119,7 @@ class Revealed(NamedTuple):
     was_hidden: Bool[Tensor, "B"]  # samples that had hidden tokens in the block
     is_finite: Bool[Tensor, ""]  # whether all log-probabilities were
     log_prob: LogProbs  # of the proposed tokens; 0 where nothing was hidden
+    read_length: ReadLength | None  # of the next call; None: all of the canvas
 
 
 class State:
@@ -132,6 +133,7 @@ class State:
         self.index: Int[Tensor, B] = torch.arange(len(canvas), device=canvas.device)  # in the full batch
         self.tokens, self.given, self.allowed = canvas.tokens, canvas.given(), canvas.allowed
         self.registers, self.streams = registers, streams
+        self.read_length: ReadLength = torch.full_like(canvas.tokens[:, 0], canvas.length)
         self.ledger = Ledger(canvas.tokens, spent)
         self._all_tokens, self._all_registers = canvas.tokens, registers
         self._log_prob: LogProbs | None = None  # of the last call
@@ -157,7 +159,7 @@ class State:
         self.index, self.tokens, self.given = self.index[kept], self.tokens[kept], self.given[kept]
         self.allowed = None if self.allowed is None else self.allowed.of_samples(kept)
         self.registers = None if self.registers is None else self.registers[kept]
-        self.streams = self.streams[kept]
+        self.streams, self.read_length = self.streams[kept], self.read_length[kept]
 
     def refresh(self, refresh: Refresh, call: int) -> None:
         """Replace the registers, given the tokens visible so far."""
@@ -170,7 +172,11 @@ class State:
 
     def update(self, revealed: Revealed, cost: Cost) -> None:
         self.tokens, self._log_prob = revealed.tokens, revealed.log_prob
-        self.ledger.enter(cost, self.index, revealed.was_hidden)
+        left_out = None
+        if revealed.read_length is not None:
+            left_out = cost.demasker_calls * (self.tokens.shape[1] - self.read_length)
+            self.read_length = revealed.read_length
+        self.ledger.enter(cost, self.index, revealed.was_hidden, left_out)
         self._unchecked.append(revealed.is_finite)
 
     def check_finite(self) -> None:
