@@ -21,18 +21,27 @@ METHODS = ("base", "conthendisc", "conwithindisc")
 
 
 def time_programs(
-    pipe: Crocodil, methods: list[str], *, batch: int, length: int, calls: tuple[int, ...], repeats: int
+    pipe: Crocodil,
+    methods: list[str],
+    *,
+    batch: int,
+    length: int,
+    calls: tuple[int, ...],
+    crops: tuple[int | None, ...],
+    repeats: int,
 ) -> None:
-    """The base has every number of calls, guided methods the first."""
+    """The base has every number of calls; guided methods have the first one, and every crop."""
     for method in methods:
-        for number in calls if method == "base" else calls[:1]:
+        rows = [(number, None) for number in calls] if method == "base" else [(calls[0], crop) for crop in crops]
+        for number, crop in rows:
+            knobs = {"calls": number, "length": length, "crop": crop}
             taken = seconds(
-                lambda method=method, number=number: pipe.generate(
-                    batch, method=method, calls=number, length=length, batch_size=batch, show_progress=False
+                lambda method=method, knobs=knobs: pipe.generate(
+                    batch, method=method, batch_size=batch, show_progress=False, **knobs
                 ),
                 repeats,
             )
-            show(what="program", method=method, length=length, batch=batch, calls=number, seconds=taken / batch)
+            show(what="program", method=method, batch=batch, **knobs, seconds=taken / batch)
 
 
 def time_draws(pipe: Crocodil, *, batch: int, repeats: int) -> None:
@@ -70,6 +79,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, nargs="*", default=[1, 16, 64])
     parser.add_argument("--length", type=int, nargs="*", default=[256, 512])
     parser.add_argument("--calls", type=int, nargs="*", default=[16, 64, 256])
+    parser.add_argument("--crop", type=int, nargs="*", default=[], help="also time guided methods with this crop")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--compiled", action="store_true")
     parser.add_argument("--profile", action="store_true", help="print the kernels of a draw and of a program")
@@ -85,7 +95,10 @@ def main() -> None:
     for length in options.length:
         for batch in options.batch:
             calls = tuple(min(number, length) for number in options.calls)
-            time_programs(pipe, options.method, batch=batch, length=length, calls=calls, repeats=options.repeats)
+            time_programs(
+                pipe, options.method, batch=batch, length=length, calls=calls, crops=(None, *options.crop),
+                repeats=options.repeats,
+            )  # fmt: skip
     if options.profile:
         profile_all(pipe, options.method, calls=options.calls[0])
 
