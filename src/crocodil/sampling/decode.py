@@ -259,7 +259,7 @@ class DemaskerStep:
             return demask(tokens, registers, positions)
         if tokens.device.type != "cpu":
             return demask(tokens, registers, positions, read_length)
-        # On a CPU a batch saves no time, but every sample would be as long as the longest.
+        # On a CPU each sample is read alone: in a batch, all would be as long as the longest.
         banks = [None] * len(tokens) if registers is None else registers.split(1)
         samples = zip(tokens.split(1), banks, positions.split(1), read_length.split(1), strict=True)
         return torch.cat([demask(*sample) for sample in samples])
