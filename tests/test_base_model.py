@@ -1,8 +1,10 @@
 """A base from prompts to answers, in Python and on the command line, with LLaDA's own outputs as the measure."""
 
+import copy
 import json
 import shutil
 import sys
+from dataclasses import replace
 from io import BytesIO, TextIOWrapper
 from itertools import takewhile
 
@@ -52,6 +54,16 @@ def test_answers_are_those_of_the_public_implementation(base, fixtures, case):
     assert torch.equal(made.tokens, golden[f"generate.{case}"])
     assert made.costs == [Cost(demasker_calls=setting["steps"])] * 2
     assert made.nfe == made.flop_nfe == setting["steps"]
+
+
+def test_positions_that_are_not_read_cost_nothing(base):
+    prompt, options = base.prompt_tokens("a prompt"), {"length": 8, "block_size": 8, "calls": 4}
+    last = base.generate([prompt], **options).tokens[0, -1].item()
+    network = copy.deepcopy(base.network)  # of which this token ends a text
+    network.config = replace(network.config, eos_id=last)
+    made = replace(base, network=network).generate([prompt], **options, crop=0)
+    assert made.cost.left_out > 0
+    assert made.flop_nfe == pytest.approx(made.nfe - made.cost.left_out / (len(prompt) + 8))
 
 
 def test_guidance_is_that_of_llada_with_the_prompt_masked(base):
