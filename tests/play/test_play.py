@@ -1,5 +1,6 @@
 """The playground without a browser: requests, events, the queue, the server, the exported page."""
 
+import asyncio
 import json
 import re
 import shutil
@@ -326,6 +327,39 @@ def test_a_closed_connection_stops_its_run(client):
     while json.loads(client.get("/api/queue")[2]) != {"waiting": 0, "running": 0}:
         assert time.perf_counter() - started_at < 5
         time.sleep(0.005)
+
+
+def test_a_client_that_is_gone_before_the_stream_starts_stops_its_run(pipe):
+    pytest.importorskip("starlette", reason="the extra [play] is not installed")
+    from starlette.requests import ClientDisconnect
+    from starlette.requests import Request as HttpRequest
+
+    from crocodil.play.server import _Server
+
+    gate, server = Gate(), _Server(pipe, "tiny", None)
+    server.queue = JobQueue(gate)
+    server.queue.submit(Generate(), lambda event: None)
+    gate.begun.acquire()
+    scope = {
+        "type": "http", "asgi": {"spec_version": "2.4"}, "method": "POST", "path": "/api/runs",
+        "headers": [(b"content-type", b"application/json")],
+    }  # fmt: skip
+
+    async def receive():
+        return {"type": "http.request", "body": b'{"view": "generate", "seed": 7}'}
+
+    async def send(message):
+        raise OSError("the client is gone")
+
+    async def ask():
+        response = await server.run(HttpRequest(scope, receive))
+        with pytest.raises(ClientDisconnect):
+            await response(scope, receive, send)
+
+    asyncio.run(ask())
+    assert server.queue.length() == {"waiting": 0, "running": 1}
+    gate.open.release()
+    server.queue.close()
 
 
 # ---------------------------------------------------------------- the command and the exported page

@@ -12,7 +12,7 @@ a request must name a known host, send JSON, and, where the server is reachable 
 import asyncio
 import json
 import secrets
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -26,7 +26,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from crocodil.pipeline import Crocodil
-from crocodil.play.job_queue import Job, JobQueue
+from crocodil.play.job_queue import JobQueue
 from crocodil.play.requests import FieldError, parse
 from crocodil.play.static_page import FILES, PAGE, about
 from crocodil.play.views import Event, answer
@@ -98,22 +98,19 @@ class _Server:
             return _error(413, error)
         except FieldError as error:
             return _error(400, error)
-        return StreamingResponse(self._stream(job, events), media_type="text/event-stream")
+        return _RunResponse(self._stream(events), lambda: self.queue.cancel(job))
 
-    async def _stream(self, job: Job, events: "asyncio.Queue[Event]") -> AsyncIterator[str]:
-        """Yield events until the last one. If the connection closes, the job is cancelled."""
-        try:
-            while True:
-                try:
-                    event = await asyncio.wait_for(events.get(), SECONDS_BETWEEN_BEATS)
-                except TimeoutError:
-                    yield ": still here\n\n"
-                    continue
-                yield f"data: {json.dumps(event)}\n\n"
-                if event["event"] in ("done", "error"):
-                    return
-        finally:
-            self.queue.cancel(job)
+    async def _stream(self, events: "asyncio.Queue[Event]") -> AsyncIterator[str]:
+        """Yield events until the last one."""
+        while True:
+            try:
+                event = await asyncio.wait_for(events.get(), SECONDS_BETWEEN_BEATS)
+            except TimeoutError:
+                yield ": still here\n\n"
+                continue
+            yield f"data: {json.dumps(event)}\n\n"
+            if event["event"] in ("done", "error"):
+                return
 
     def _refusal(self, http: HttpRequest) -> Response | None:
         """Return an error if the token is missing or wrong."""
@@ -121,6 +118,20 @@ class _Server:
         if self.token is None or secrets.compare_digest(given.encode(), self.token.encode()):
             return None
         return _error(401, FieldError("", "this server needs the token that `crocodil play` printed"))
+
+
+class _RunResponse(StreamingResponse):
+    """The stream of a run. However the connection ends, the job is cancelled, even if the stream never started."""
+
+    def __init__(self, events: AsyncIterator[str], cancel: Callable[[], None]) -> None:
+        super().__init__(events, media_type="text/event-stream")
+        self.cancel = cancel
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self.cancel()
 
 
 class _BodyError(FieldError):
