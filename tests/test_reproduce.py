@@ -27,7 +27,7 @@ from crocodil.presets.runs import tiny
 from crocodil.processes.plan import DecodePlan
 from crocodil.reproduce import figures, published
 from crocodil.reproduce.choice import BY_AIMS, Aims, best
-from crocodil.reproduce.context import Context, lineage, with_base, with_steps
+from crocodil.reproduce.context import Context, described, lineage, with_base, with_steps
 from crocodil.reproduce.document import (
     Listing,
     Picture,
@@ -68,7 +68,7 @@ from crocodil.reproduce.experiments.frontiers import (
 )
 from crocodil.reproduce.experiments.generation import other_judges_table
 from crocodil.reproduce.experiments.generation import show as show_generation
-from crocodil.reproduce.experiments.timing import compute_cpu_seconds
+from crocodil.reproduce.experiments.timing import compute_cpu_seconds, compute_seconds
 from crocodil.reproduce.experiments.training_compute import base_compute_share, prior_stages, shapes_of
 from crocodil.reproduce.figures import Curve, Panel, Real
 from crocodil.reproduce.fixed_protocol import FixedProtocol, check_same_protocol, read_protocol
@@ -86,7 +86,7 @@ from crocodil.reproduce.protocol import (
 )
 from crocodil.reproduce.report import report, timed, write_report
 from crocodil.reproduce.store import Job, Store, note_of, read_rows, select, write_rows
-from crocodil.reproduce.sweep import candidate_of, finalists
+from crocodil.reproduce.sweep import candidate_of, finalists, own_settings
 from crocodil.runtime.atomic import locked
 from crocodil.sampling.configs import Decoding, Drawing
 from crocodil.seeding import generator_for
@@ -754,6 +754,55 @@ def test_rows_name_the_settings_of_their_method(pipe, corpus, evaluator, tmp_pat
     assert rows == {"base": (1.0, "confidence"), "conthendisc": guided, "conwithindisc": guided}
     (found,) = copies.compute(context)
     assert {who: (one["temperature"], one["rule"]) for who, one in found["chosen"].items()} == rows
+
+
+def test_rows_of_other_default_settings_are_measured_again(pipe, corpus, evaluator, tmp_path):
+    plain = Decoding(temperature=1.0, rule="remask", calls=2)
+    few_steps = Drawing(prior_steps=2, refresh_steps=2)
+    protocol = replace(TINY, swept={}, base_sweep=(), guided_sweep=(), max_base_calls=1, drawing={})
+    experiments = {
+        "generation": generation.compute,
+        "seconds": compute_seconds,
+        "cpu-seconds": compute_cpu_seconds,
+        "memorisation": copies.compute,
+    }
+
+    def computed(drawing=few_steps, **changes):
+        settings = replace(pipe.settings, decoding=replace(plain, **changes), drawing=drawing)
+        context = Context.for_model(
+            replace(pipe, settings=settings),
+            corpus=corpus, evaluator=evaluator, protocol=protocol, results=tmp_path,
+        )  # fmt: skip
+        return {name: compute(context) for name, compute in experiments.items()}
+
+    first = computed()
+    assert computed() == first
+    for changes in ({"crop": 8}, {"corrector": 0.5}, {"top_p": 0.9}):
+        changed = computed(**changes)
+        for name, rows in changed.items():
+            assert not [row for row in rows if row in first[name] and row.get("method") != "base"], name
+        guided = select(changed["cpu-seconds"], method="conthendisc")[0]
+        assert guided["decoding"] == described(replace(plain, calls=None, **changes))
+        assert guided["decoding"] == changed["memorisation"][0]["chosen"]["conthendisc"]["decoding"]
+        assert guided["decoding"] == changed["seconds"][0]["decoding"]
+    noisy = computed(replace(few_steps, register_noise=0.5, num_registers=2))
+    for name, rows in noisy.items():
+        assert not [row for row in rows if row in changed[name] and row.get("method") != "base"], name
+    calls = replace(pipe, settings=replace(pipe.settings, decoding=replace(plain, calls=3)))
+    assert own_settings(calls, Method.CON_THEN_DISC)["calls"] == 3
+
+
+def test_rows_that_do_not_name_their_decoding_are_readable_and_not_reused(pipe, corpus, evaluator, tmp_path):
+    context = Context.for_model(pipe, corpus=corpus, evaluator=evaluator, protocol=TINY, results=tmp_path)
+    file = context.store.file("cpu-seconds")
+    old = [
+        {name: value for name, value in row.items() if name != "decoding"} for row in compute_cpu_seconds(context)
+    ]
+    write_rows(file, old)
+    assert context.store.rows("cpu-seconds") == old
+    again = compute_cpu_seconds(context)
+    assert {row["decoding"] for row in again} == {"temperature 1.0"}
+    assert read_rows(file) == again
 
 
 def test_runs_that_programs_share_with_training_programs_are_told_beside_those_of_real_ones(results):

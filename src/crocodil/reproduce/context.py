@@ -22,7 +22,7 @@ from crocodil.reproduce.fixed_protocol import PROTOCOL, TEST_CORPUS
 from crocodil.reproduce.held_out import HeldOut, corpus_fingerprint
 from crocodil.reproduce.protocol import Protocol
 from crocodil.reproduce.store import MODEL, Row, Store
-from crocodil.sampling.configs import Drawing
+from crocodil.sampling.configs import Decoding, Drawing
 from crocodil.sampling.cost import Cost, num_parameters
 from crocodil.sampling.state import Draw
 from crocodil.seeding import Streams
@@ -247,10 +247,10 @@ def parts(pipe: Crocodil, uses: Collection[str] | None = None) -> Row:
     return all_parts if uses is None else {name: all_parts[name] for name in uses}
 
 
-def described(drawing: Drawing) -> str:
+def described(settings: Decoding | Drawing) -> str:
     """Return the fields that differ from the defaults; rows stay valid when a knob is added."""
-    usual = asdict(Drawing())
-    changed = {name: value for name, value in asdict(drawing).items() if value != usual[name]}
+    usual = asdict(type(settings)())
+    changed = {name: value for name, value in asdict(settings).items() if value != usual[name]}
     return ", ".join(f"{name} {value}" for name, value in changed.items()) or "default"
 
 

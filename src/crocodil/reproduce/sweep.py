@@ -14,13 +14,14 @@ from typing import Any, NamedTuple
 
 from crocodil.pipeline import Crocodil, Generation, Method
 from crocodil.reproduce.choice import REACHED, best, ranked, rule_of
-from crocodil.reproduce.context import GENERATION_PARTS, Context, parts, parts_of_base
+from crocodil.reproduce.context import GENERATION_PARTS, Context, described, parts, parts_of_base
 from crocodil.reproduce.store import VARIANT_MODEL, Job, Row, select
 from crocodil.sampling.configs import Decoding, Drawing
 
 NUM_SHOWN = 2  # texts kept in a row, as in App. G
 SWEEP = "sweep"  # the file of the sweep's rows
 SWEPT = "swept"  # the column with the names of the candidate's fields
+DECODING = "decoding"  # the column with all of a decoding, in rows that do not name its fields one by one
 CHOSEN = ("temperature", "rule")  # the fields of a candidate in rows that do not name them
 
 
@@ -225,9 +226,21 @@ def default_decoding(context: Context, sampler: Sampler) -> Decoding:
     return context.pipe.settings.decoding_for(Method(method) if method in list(Method) else Method.CON_THEN_DISC)
 
 
-def own_candidate(pipe: Crocodil, method: Method) -> Row:
-    """Return the candidate that `pipe.generate` uses by default."""
-    return candidate_of(decoding_row(pipe.settings.decoding_for(method)))
+def own_settings(pipe: Crocodil, method: Method) -> Row:
+    """Return what `pipe.generate` uses by default: the candidate, the number of calls and all of the decoding."""
+    decoding = pipe.settings.decoding_for(method)
+    num_calls = decoding.plan(pipe.settings.length).num_calls
+    return {**candidate_of(decoding_row(decoding)), "calls": num_calls, **whole_decoding(decoding)}
+
+
+def whole_decoding(decoding: Decoding) -> Row:
+    """Return all of a decoding as one column. Rows without it may have had any other settings: none is reused."""
+    return {DECODING: described(replace(decoding, calls=None))}
+
+
+def decoding_of(row: Row) -> Decoding:
+    """Return the decoding of a measured row. Fields that are newer than the row have their defaults."""
+    return Decoding(**{entry.name: row[entry.name] for entry in fields(Decoding) if entry.name in row})
 
 
 def decoding_row(decoding: Decoding) -> Row:

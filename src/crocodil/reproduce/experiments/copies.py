@@ -13,7 +13,7 @@ from crocodil.reproduce.document import Block, Section, Table, Text, number
 from crocodil.reproduce.experiments.generation import methods
 from crocodil.reproduce.experiments.quality import display_name
 from crocodil.reproduce.store import Job, Row
-from crocodil.reproduce.sweep import generate_with, own_candidate
+from crocodil.reproduce.sweep import generate_with, own_settings
 from crocodil.text.tokenizer import Tokenizer
 
 TITLE = "Memorisation"
@@ -24,7 +24,7 @@ REAL = "real"
 
 def compute(context: Context) -> list[Row]:
     """Compute one row for all methods, because reading the training tokens takes most of the time."""
-    chosen = {"chosen": {str(method): own_candidate(context.pipe, method) for method in methods(context.pipe)}}
+    chosen = {"chosen": {str(method): own_settings(context.pipe, method) for method in methods(context.pipe)}}
     job = Job({"at": "default calls"}, lambda: {**chosen, "runs": _runs(context)}, chosen=chosen)
     return context.store.compute("memorisation", [job])
 

@@ -19,10 +19,11 @@ from crocodil.reproduce.sweep import (
     SWEPT,
     Sampler,
     candidate_of,
-    default_decoding,
-    own_candidate,
+    decoding_of,
+    own_settings,
     parts_used_by,
     split_candidate,
+    whole_decoding,
 )
 from crocodil.sampling.cost import num_parameters
 
@@ -39,7 +40,7 @@ def compute_seconds(context: Context) -> list[Row]:
             partial(_timed_row, context, by_method[point["method"]], point),
             work=point["calls"],
             uses=by_method[point["method"]].uses,
-            chosen=candidate_of(point),
+            chosen=_settings_of(point),
         )
         for point in context.store.rows("generation")
         if point["method"] in by_method
@@ -50,11 +51,17 @@ def compute_seconds(context: Context) -> list[Row]:
 def _timed_row(context: Context, sampler: Sampler, point: Row) -> Row:
     count = context.protocol.num_clocked
     candidate = candidate_of(point)
-    decoding, drawing = split_candidate(default_decoding(context, sampler), point["calls"], candidate)
+    decoding, drawing = split_candidate(decoding_of(point), point["calls"], candidate)
     generate = partial(sampler.generate, count, seed=context.seed, decoding=decoding, **drawing)
     generate()  # compiles and captures new shapes
     seconds = generate().seconds / count
-    return {**candidate, SWEPT: list(candidate), "seconds": seconds, "num_samples": count}
+    return {**_settings_of(point), "seconds": seconds, "num_samples": count}
+
+
+def _settings_of(point: Row) -> Row:
+    """Return the settings of a point: the chosen candidate, and all of its decoding."""
+    candidate = candidate_of(point)
+    return {**candidate, SWEPT: list(candidate), **whole_decoding(decoding_of(point))}
 
 
 def with_seconds(points: Sequence[Row], timed: Sequence[Row]) -> list[Row]:
@@ -79,7 +86,7 @@ def compute_cpu_seconds(context: Context) -> list[Row]:
             {"method": str(method)},
             partial(_cpu_row, context, method),
             uses=parts_used_by(context.pipe, method),
-            chosen=own_candidate(context.pipe, method),
+            chosen=own_settings(context.pipe, method),
         )
         for method in methods(context.pipe)
     ]
@@ -97,8 +104,7 @@ def _cpu_row(context: Context, method: Method) -> Row:
     finally:
         torch.set_num_threads(all_threads)
     return {
-        **own_candidate(context.pipe, method),
-        "calls": context.pipe.settings.decoding_for(method).plan(context.length).num_calls,
+        **own_settings(context.pipe, method),
         "cpu_seconds": made.seconds / count,
         "threads": threads,
         "machine": platform.machine(),
