@@ -803,6 +803,7 @@ def test_settings_of_older_formats_are_read_as_they_were(folder, tmp_path):
 def test_a_knob_that_is_newer_than_a_folder_has_its_default(folder, tmp_path):
     values = json.loads((folder / "crocodil.json").read_text())
     del values["decoding"]["threshold"], values["drawing"]["pag_scale"], values["method"]
+    del values["distilled_steps"]
     file = tmp_path / "crocodil.json"
     file.write_text(json.dumps(values))
     assert read_settings(file) == read_settings(folder / "crocodil.json")
@@ -1020,13 +1021,14 @@ def test_empty_texts_given_to_each_sample_are_no_given_text(pipe):
 def test_only_the_prior_that_takes_more_steps_than_it_was_distilled_for_is_noted(pipe):
     drawing = replace(pipe.settings.drawing, prior_steps=2, refresh_steps=3, eta=0.0, pag_scale=0.0)
     student = fresh_noise_copy_of(pipe.conditional, torch.Generator().manual_seed(0))
-    model = replace(pipe, settings=replace(pipe.settings, drawing=drawing))
+    model = replace(pipe, settings=replace(pipe.settings, drawing=drawing, distilled_steps=3))
     conditional_only = replace(model, conditional=student)
-    assert conditional_only.generate(1, calls=2, prior_steps=3).note == ""  # this prior was not distilled
+    assert conditional_only.generate(1, calls=2, prior_steps=4).note == ""  # this prior was not distilled
     assert "distilled for 3 steps" in conditional_only.generate(1, calls=2, refresh_steps=4).note
     assert conditional_only.generate(1, calls=2, refresh_steps=4, method="conthendisc").note == ""  # no refresh
     both = replace(model, prior=None, conditional=student)
-    assert "distilled for 2 steps" in both.generate(1, calls=2, prior_steps=3).note
+    assert "distilled for 3 steps" in both.generate(1, calls=2, prior_steps=4).note
+    assert both.generate(1, calls=2, prior_steps=3).note == ""  # more than the default, 2
 
 
 def test_more_steps_than_a_prior_was_distilled_for_are_made_and_noted(pipe):
@@ -1036,7 +1038,7 @@ def test_more_steps_than_a_prior_was_distilled_for_are_made_and_noted(pipe):
     distilled = replace(pipe, prior=None, conditional=student, settings=settings)
     ordinary = replace(pipe, settings=settings)
     for model, noted in (
-        (distilled, "this prior was distilled for 2 steps, and not trained for more"),
+        (distilled, "this prior was distilled for few steps, perhaps for no more than its default of 2"),
         (ordinary, ""),
     ):
         assert model.generate(1, calls=2, prior_steps=3).note == noted

@@ -472,6 +472,12 @@ def test_matched_priors_resume_to_the_same_bits_and_become_the_priors_of_a_model
         0.7,
     )
     assert model.generate(1, calls=2).cost.denoiser_calls == 4
+    made = CliRunner().invoke(cli.app, [*command[:-1], str(tmp_path / "quick"), "--prior-steps", "1"])
+    assert made.exit_code == 0, made.output
+    quick = Crocodil.from_pretrained(tmp_path / "quick", device="cpu")
+    assert (quick.settings.drawing.prior_steps, quick.settings.distilled_steps) == (1, 2)
+    notes = [quick.generate(1, calls=2, prior_steps=steps).note for steps in (2, 3)]
+    assert notes == ["", "this prior was distilled for 2 steps, and not trained for more"]
     with pytest.raises(ValueError, match=r"stop_noise to 0\.8 or more"):
         replace(run, prior_objective=replace(run.prior_objective, smallest_noise=0.8))
     with pytest.raises(ValueError, match="stop_noise is in units of registers"):

@@ -150,6 +150,7 @@ def _settings(run: "RunSummary", networks: Mapping[str, Path], knobs: dict[str, 
         if network in networks and networks[network].parts[-3] == "distilled":
             trained_with[steps] = run.distil_objective.draw_steps
             if run.distil_objective.by_matching:
+                defaults = replace(defaults, distilled_steps=run.distil_objective.draw_steps)
                 trained_with |= {"early_stop": True, "register_noise": run.distil_objective.stop_noise}
     decoding, drawing = with_knobs(defaults.decoding, defaults.drawing, trained_with | knobs)
     if smallest and not (drawing.early_stop and drawing.register_noise >= smallest):
@@ -172,8 +173,9 @@ def _settings_of_priors(settings: "Settings", model: str, knobs: dict[str, Any])
     """Return the settings with the drawing of another model, changed by the knobs."""
     from crocodil.pipeline.folder import parts_of
 
-    decoding, drawing = with_knobs(settings.decoding, parts_of(model)["settings"].drawing, knobs)
-    return replace(settings, decoding=decoding, drawing=drawing)
+    theirs = parts_of(model)["settings"]
+    decoding, drawing = with_knobs(settings.decoding, theirs.drawing, knobs)
+    return replace(settings, decoding=decoding, drawing=drawing, distilled_steps=theirs.distilled_steps)
 
 
 def _priors_of(model: str, encoder: Path, without: Collection[str]) -> dict[str, Path]:

@@ -73,9 +73,14 @@ def _note_on_steps(model: Networks, drawing: Drawing) -> str:
     asked = [(first, drawing.prior_steps, usual.prior_steps)]
     if drawing.refresh_at and drawing.refresh_from == 1:
         asked.append((model.conditional, drawing.refresh_steps, usual.refresh_steps))
-    for prior, steps, own in asked:
-        if prior is not None and prior.config.fresh_noise and steps > own:
-            return f"this prior was distilled for {own} steps, and not trained for more"
+    trained = model.settings.distilled_steps
+    for prior, steps, default in asked:
+        if prior is None or not prior.config.fresh_noise:
+            continue
+        if trained is not None and steps > trained:
+            return f"this prior was distilled for {trained} steps, and not trained for more"
+        if trained is None and steps > default:  # the folder of an older model does not say
+            return f"this prior was distilled for few steps, perhaps for no more than its default of {default}"
     return ""
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from crocodil.checkpoints.hub import JSON_FILES, local_folder
-from crocodil.runtime.config import Length, config, config_from_json, read_json
+from crocodil.runtime.config import Length, Steps, config, config_from_json, read_json
 from crocodil.sampling.configs import Decoding, Drawing, with_knobs
 
 FORMAT, FORMAT_VERSION = "crocodil model", 2
@@ -37,6 +37,7 @@ class Settings:
     method: Method = Method.CON_WITHIN_DISC  # of generation, if none is named
     decoding: Decoding = field(default_factory=lambda: Decoding(temperature=1.0))  # of guided generation
     drawing: Drawing = field(default_factory=Drawing)
+    distilled_steps: Steps | None = None  # for which priors were distilled by matching (D80); None: not known
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "lengths", tuple(sorted({*self.lengths, self.length})))
@@ -102,7 +103,8 @@ def read_settings(file: Path) -> Settings:
     for part, config_class in (("decoding", Decoding), ("drawing", Drawing)):
         if isinstance(values.get(part), dict):  # a knob that is newer than the file has its default
             values[part] = asdict(config_class()) | values[part]
-    values.setdefault("method", Settings.method)  # older files have none
+    values.setdefault("method", Settings.method)  # older files have neither
+    values.setdefault("distilled_steps", Settings.distilled_steps)
     return config_from_json(Settings, values, file)
 
 
