@@ -16,8 +16,10 @@ from crocodil.corpus.cuts import Cuts
 from crocodil.corpus.order import Order
 from crocodil.corpus.pair_tokens import tokens_of
 from crocodil.corpus.pairs import Pairs, write_pairs
+from crocodil.models.denoiser_starts import flow_map_of, fresh_noise_copy_of
 from crocodil.objectives import PromptedObjective
 from crocodil.pipeline import Crocodil, Method
+from crocodil.pipeline.answering import answer_drawing
 from crocodil.pipeline.completing import complete_all
 from crocodil.presets.runs import tiny
 from crocodil.reproduce.experiments.completions import price
@@ -214,6 +216,21 @@ def test_answers_follow_prompt_condition_and_length_head(pipe, method):
     if refreshes:
         again = pipe.complete(PROMPT, "\n\n", **options, batch_size=1)
         assert [one.text for one in again] == [one.text for one in answers]
+
+
+def test_answers_are_not_drawn_in_the_few_steps_of_a_distilled_prior(pipe):
+    generator = torch.Generator().manual_seed(0)
+    few = replace(pipe.settings.drawing, eta=0.0, pag_scale=0.0, early_stop=True, register_noise=0.5)
+    model = replace(pipe, settings=replace(pipe.settings, drawing=few))
+    assert answer_drawing(model) == few
+    matched, flow_map = fresh_noise_copy_of(pipe.conditional, generator), flow_map_of(pipe.prior, generator)
+    again = replace(model, conditional=matched)
+    assert answer_drawing(again) == replace(few, refresh_steps=32)  # the first draw is that of an ordinary prior
+    assert answer_drawing(replace(again, prior=flow_map)) == replace(few, prior_steps=128, refresh_steps=32)
+    both, options = replace(again, prior=None), {"count": 1, "calls": 2, "bound_draws": 0}
+    assert both.complete(PROMPT, **options)[0].cost.denoiser_calls == 128 + 32
+    assert both.complete(PROMPT, **options, prior_steps=3, refresh_steps=2)[0].cost.denoiser_calls == 3 + 2
+    assert both.generate(1, calls=2).cost.denoiser_calls == 2 + 2
 
 
 def test_answers_may_be_revised_and_their_registers_noisy_while_the_prompt_stays(pipe):

@@ -214,7 +214,8 @@ def generate_answers(
 
     Answers of similar lengths share a batch. An answer depends only on its seed, index and length, not on others.
     """
-    decoding, drawing = pipe.settings.sampling(pipe.settings.method_or_own(method), decoding, drawing, knobs)
+    method, drawing = pipe.settings.method_or_own(method), drawing or answer_drawing(pipe)
+    decoding, drawing = pipe.settings.sampling(method, decoding, drawing, knobs)
     requested = [(prompt, num_tokens) for prompt, its_lengths in enumerate(lengths) for num_tokens in its_lengths]
     order = sorted(range(len(requested)), key=lambda number: requested[number][1])
     canvases, answers_at = [], []
@@ -231,6 +232,21 @@ def generate_answers(
     answered = {number: Answered(ids, where, cost) for number, ids, where, cost in rows}
     numbers = iter(range(len(order)))
     return [[answered[next(numbers)] for _ in its_lengths] for its_lengths in lengths], made.seconds
+
+
+def answer_drawing(pipe: Networks) -> Drawing:
+    """Return how registers of answers are drawn by default: as those of texts, with steps for an ordinary prior.
+
+    The prior of answers is not distilled. Where the model's own prior is, its few steps are replaced by the usual
+    number. The noise at which its draws stop stays: an ordinary prior may stop there too (decision D63).
+    """
+    drawing, usual = pipe.settings.drawing, Drawing()
+    first, again = pipe.prior or pipe.conditional, pipe.conditional
+    if first is not None and first.config.is_distilled:
+        drawing = replace(drawing, prior_steps=usual.prior_steps)
+    if again is not None and again.config.is_distilled:
+        drawing = replace(drawing, refresh_steps=usual.refresh_steps)
+    return drawing
 
 
 def _canvas(
