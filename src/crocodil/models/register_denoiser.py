@@ -34,7 +34,7 @@ KeysValues = Float[Tensor, "2 _ H C P"]  # keys and values, per head
 # Mean and standard deviation of each coordinate. One tensor, since matrices may be rounded for storage.
 Statistics = Float[Tensor, "2 K D"]
 
-_TIME_FEATURES = 256
+TIME_FEATURES = 256  # of the embedding of a time
 _NORM_EPS = 1e-6
 # Not cuDNN: its gradients can be NaN for few keys and low logits (decision D70).
 _KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
@@ -397,7 +397,7 @@ class Attention(nn.Module):
 
 
 def _time_embedding(width: int) -> nn.Sequential:
-    return nn.Sequential(nn.Linear(_TIME_FEATURES, width), nn.SiLU(), nn.Linear(width, width))
+    return nn.Sequential(nn.Linear(TIME_FEATURES, width), nn.SiLU(), nn.Linear(width, width))
 
 
 def modulate(tokens: Tokens, shift: Tokens, scale: Tokens) -> Tokens:
@@ -407,7 +407,7 @@ def modulate(tokens: Tokens, shift: Tokens, scale: Tokens) -> Tokens:
 
 def time_features(time: RegisterTime) -> Float[Tensor, "B K F"]:
     """Return sines and cosines of 1000 x time at geometric frequencies, as in DDPM."""
-    half = _TIME_FEATURES // 2
+    half = TIME_FEATURES // 2
     frequencies = torch.exp(-math.log(10_000) * torch.arange(half, device=time.device) / half)
     angles = 1000 * time[..., None].float() * frequencies
     return torch.cat([angles.cos(), angles.sin()], dim=-1)

@@ -52,8 +52,8 @@ _CPU = Rate(0.07, "estimated: 4 CPU cores at 0.07 TFLOP/s, as laptop's base")
 _ASSUMED = {
     "tiny": _CPU,
     "laptop": _CPU,
-    "small": Rate(116.0, "estimated: an H200 at 116 TFLOP/s, as measured in stage conditional"),
-    "builtin": Rate(116.0, "estimated: an H200 at 116 TFLOP/s, as small's"),
+    "small": Rate(132.0, "estimated: an H200 at 132 TFLOP/s, as measured in stage conditional"),
+    "builtin": Rate(132.0, "estimated: an H200 at 132 TFLOP/s, as small's"),
     "medium": Rate(50.0, "estimated: a GPU of 24 GB that reaches 50 TFLOP/s, a third of an RTX 4090's peak"),
     "paper": _H200,
     "paper-plus": _H200,

@@ -117,6 +117,7 @@ def step_flops(run: Run) -> dict[str, float]:
     if run.causal is not None and run.causal.align_weight:
         teacher_layers = max(run.causal.layers or [run.demasker.backbone.num_layers - 1]) + 1
     shapes = {"prior": run.prior, "conditional": run.conditional_shape}
+    guessed = run.prior_objective.self_condition_rate
     samples = {
         "base": [
             base_flops(
@@ -131,14 +132,18 @@ def step_flops(run: Run) -> dict[str, float]:
                 encoder_learns=not run.encoder_is_fixed,
                 teacher_rate=run.teacher_rate if run.teacher_texts else 0.0,
             )
-            + rate_flops(run.conditional, run.encoder, objective=run.rate_objective, length=length)
+            + rate_flops(
+                run.conditional, run.encoder, objective=run.rate_objective, length=length,
+                self_condition_rate=guessed,
+            )
             for length in run.lengths
         ],
-        "prior": [prior_flops(run.prior)],
+        "prior": [prior_flops(run.prior, self_condition_rate=guessed)],
         "conditional": [
             conditional_flops(
                 run.conditional_shape, run.encoder, length=length, bare_rate=run.prior_objective.bare_rate,
-                encoder_learns=run.condition_encoder_learns, live_draws=run.live_draws,
+                self_condition_rate=guessed, encoder_learns=run.condition_encoder_learns,
+                live_draws=run.live_draws,
             )
             for length in run.lengths
         ],
@@ -152,7 +157,7 @@ def step_flops(run: Run) -> dict[str, float]:
         "prompted": [
             prompted_flops(
                 _prompted(run), run.encoder, run.demasker if run.prompted_objective.demasker_learns else None,
-                objective=run.prompted_objective, text_length=max(run.lengths),
+                objective=run.prompted_objective, text_length=max(run.lengths), self_condition_rate=guessed,
                 draft_rate=run.guided_objective.draft_rate,
             )
         ],

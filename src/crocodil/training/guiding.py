@@ -110,7 +110,11 @@ class GuidedStage:
         )
         if self.prior is not None:
             flops += rate_flops(
-                self.prior.denoiser.config, self.encoder.config, objective=self.prior.objective, length=length
+                self.prior.denoiser.config,
+                self.encoder.config,
+                objective=self.prior.objective,
+                length=length,
+                self_condition_rate=self.prior.prior_objective.self_condition_rate,
             )
         return Work(length, flops)
 

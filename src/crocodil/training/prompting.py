@@ -84,6 +84,7 @@ class PromptedStage:
             None if self.demasker is None else self.demasker.config,
             objective=self.objective,
             text_length=self.data.text_length,
+            self_condition_rate=self.prior_objective.self_condition_rate,
             draft_rate=self.guided_objective.draft_rate,
         )
         return Work(self.data.text_length, flops)

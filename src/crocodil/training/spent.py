@@ -162,11 +162,14 @@ def planned_flops(record: Mapping[str, Any], shapes: Shapes) -> Flops:
     guided = {**vars(DemaskerObjective()), **record.get("guided_objective", {})}
     drafts = record.get("base_draft_rate", 0.0)
     rated = RateObjective(**record.get("rate_objective", {}))
+    guessed = _prior_objective(record)["self_condition_rate"]
 
     def rate(length: int) -> float:
         if shapes.conditional is None:
             return 0.0
-        return rate_flops(shapes.conditional, shapes.encoder, objective=rated, length=length)
+        return rate_flops(
+            shapes.conditional, shapes.encoder, objective=rated, length=length, self_condition_rate=guessed
+        )
 
     spent: Flops = {
         "base": _planned(
@@ -198,7 +201,7 @@ def planned_flops(record: Mapping[str, Any], shapes: Shapes) -> Flops:
 def _planned_prior(record: Mapping[str, Any], shapes: Shapes) -> float | None:
     if shapes.prior is None:
         return 0.0
-    flops = prior_flops(shapes.prior)
+    flops = prior_flops(shapes.prior, self_condition_rate=_prior_objective(record)["self_condition_rate"])
     return _planned(record, "prior", lambda length: flops)
 
 
@@ -206,7 +209,7 @@ def _planned_conditional(record: Mapping[str, Any], shapes: Shapes) -> float | N
     denoiser = shapes.conditional
     if denoiser is None:
         return 0.0
-    objective = {**vars(PriorObjective()), **record.get("prior_objective", {})}
+    objective = _prior_objective(record)
     learns, live_draws = bool(record.get("condition_encoder_learns")), record.get("live_draws", 0)
     return _planned(
         record,
@@ -216,10 +219,16 @@ def _planned_conditional(record: Mapping[str, Any], shapes: Shapes) -> float | N
             shapes.encoder,
             length=length,
             bare_rate=objective["bare_rate"],
+            self_condition_rate=objective["self_condition_rate"],
             encoder_learns=learns,
             live_draws=live_draws,
         ),
     )
+
+
+def _prior_objective(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the objective of a run's priors; fields that are newer than the record have their defaults."""
+    return {**vars(PriorObjective()), **record.get("prior_objective", {})}
 
 
 def _planned(record: Mapping[str, Any], stage: str, flops: Callable[[int], float]) -> float | None:

@@ -141,7 +141,8 @@ class PriorStage:
         self.loss_function = torch.compile(prior_loss, dynamic=False)
 
     def work(self) -> Work:
-        return Work(self.denoiser.config.num_registers, prior_flops(self.denoiser.config))
+        flops = prior_flops(self.denoiser.config, self_condition_rate=self.objective.self_condition_rate)
+        return Work(self.denoiser.config.num_registers, flops)
 
     def length_share(self, step: int) -> float:
         return 1.0  # every text has the same number of registers
@@ -208,6 +209,7 @@ class ConditionalPriorStage:
             self.encoder.config,
             length=length,
             bare_rate=self.objective.bare_rate,
+            self_condition_rate=self.objective.self_condition_rate,
             encoder_learns=self.encoder_learns,
             live_draws=self.live_draws,
         )

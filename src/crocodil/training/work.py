@@ -9,7 +9,7 @@ from torch import Tensor
 
 from crocodil.models.demasker import DemaskerConfig
 from crocodil.models.llada import LLaDAConfig
-from crocodil.models.register_denoiser import RegisterDenoiserConfig
+from crocodil.models.register_denoiser import TIME_FEATURES, RegisterDenoiserConfig
 from crocodil.models.register_encoder import RegisterEncoderConfig
 from crocodil.objectives import DistilObjective, PromptedObjective, RateObjective
 from crocodil.seeding import generator_for
@@ -42,7 +42,26 @@ def encoder_flops(config: RegisterEncoderConfig, *, positions: int) -> float:
 
 
 def denoiser_flops(config: RegisterDenoiserConfig) -> float:
-    """Return the operations of one forward pass of one register bank, including cross-attention."""
+    """Return the operations of one forward pass of one register bank, with its times and all that it reads.
+
+    A self-conditioned denoiser reads a guess, a flow map a second time.
+    """
+    width = config.width
+    maps = (2 + config.self_conditioned) * config.register_width * width
+    timing = (1 + config.flow_map) * (TIME_FEATURES + width) * width
+    modulation = (6 if config.body is None else 2) * width**2
+    embedding = sum(length * (read + width) * width for length, read in _contexts(config))
+    return _blocks_flops(config) + 2 * (config.num_registers * (maps + timing + modulation) + embedding)
+
+
+def _contexts(config: RegisterDenoiserConfig) -> list[tuple[int, int]]:
+    """Return the length and width of the condition and of the prompt; 0 if there is none."""
+    condition = config.condition_length, config.condition_width or 0
+    return [condition, (config.prompt_length, config.prompt_width or 0)]
+
+
+def _blocks_flops(config: RegisterDenoiserConfig) -> float:
+    """Return the operations of the blocks, including cross-attention."""
     if config.body is not None:
         return demasker_flops(config.body.backbone, positions=config.num_positions, rows=0)
     width, count, context = config.width, config.num_registers, config.condition_length + config.prompt_length
@@ -50,6 +69,11 @@ def denoiser_flops(config: RegisterDenoiserConfig) -> float:
     if context:
         block += 2 * width**2 + 2 * context * width
     return 2 * config.num_layers * (count * block + context * 2 * width**2)
+
+
+def guess_flops(config: RegisterDenoiserConfig) -> float:
+    """Return the operations of the first pass of a self-conditioned denoiser, which makes the guess (D25)."""
+    return denoiser_flops(replace(config, self_conditioned=False)) if config.self_conditioned else 0.0
 
 
 # ---------------------------------------------------------------- one sample in a training step of each stage
@@ -94,19 +118,25 @@ def guided_flops(
     return trained + draft_rate * FROZEN * drafting
 
 
-def prior_flops(config: RegisterDenoiserConfig) -> float:
-    """Algorithm 5, on cached registers."""
-    return TRAINED * denoiser_flops(config)
+def prior_flops(config: RegisterDenoiserConfig, *, self_condition_rate: float) -> float:
+    """Algorithm 5, on cached registers. A share of the samples has a guess, from a pass without gradients."""
+    return TRAINED * denoiser_flops(config) + self_condition_rate * FROZEN * guess_flops(config)
 
 
 def rate_flops(
-    denoiser: RegisterDenoiserConfig, encoder: RegisterEncoderConfig, *, objective: RateObjective, length: int
+    denoiser: RegisterDenoiserConfig,
+    encoder: RegisterEncoderConfig,
+    *,
+    objective: RateObjective,
+    length: int,
+    self_condition_rate: float,
 ) -> float:
     """The register rate in Algorithm 1: several noisy banks per text, and the condition if it has visible text."""
     if not objective.trains_prior:
         return 0.0
     encoding = FROZEN * encoder_flops(encoder, positions=length + encoder.num_registers)
-    return objective.num_draws * prior_flops(denoiser) + (encoding if objective.visible_rate else 0.0)
+    denoising = objective.num_draws * prior_flops(denoiser, self_condition_rate=self_condition_rate)
+    return denoising + (encoding if objective.visible_rate else 0.0)
 
 
 def conditional_flops(
@@ -115,6 +145,7 @@ def conditional_flops(
     *,
     length: int,
     bare_rate: float,
+    self_condition_rate: float,
     encoder_learns: bool = False,
     live_draws: int = 0,
 ) -> float:
@@ -125,7 +156,8 @@ def conditional_flops(
     encoding = encoder_flops(encoder, positions=length + encoder.num_registers)
     condition = (TRAINED if encoder_learns else FROZEN) * encoding
     targets = FROZEN * encoding if live_draws else 0.0
-    return (live_draws or 1) * prior_flops(denoiser) + (1 - bare_rate) * condition + targets
+    denoising = (live_draws or 1) * prior_flops(denoiser, self_condition_rate=self_condition_rate)
+    return denoising + (1 - bare_rate) * condition + targets
 
 
 def prompted_flops(
@@ -135,6 +167,7 @@ def prompted_flops(
     *,
     objective: PromptedObjective,
     text_length: int,
+    self_condition_rate: float,
     draft_rate: float = 0.0,
 ) -> float:
     """Stage prompted: the encoder reads the answer, the masked answer and the prompt. The length head is small.
@@ -154,7 +187,7 @@ def prompted_flops(
         demasking = TRAINED * demasker_flops(demasker.backbone, positions=positions, rows=rows)
         drafted = objective.answer_length / 4
         demasking += draft_rate * FROZEN * demasker_flops(demasker.backbone, positions=positions, rows=drafted)
-    return prior_flops(denoiser) + encoding + demasking
+    return prior_flops(denoiser, self_condition_rate=self_condition_rate) + encoding + demasking
 
 
 def distilled_flops(
@@ -167,7 +200,8 @@ def distilled_flops(
 ) -> float:
     """Stage distilled: the student is called for its jump, for the rest of the target, and to draw a start.
 
-    Guidance and self-conditioning add calls to each step of the teacher. A weak prior counts like its teacher.
+    Guidance and self-conditioning add calls to each step of the teacher. A weak prior counts like its teacher, and
+    so does a critic: its classifier is small.
 
     In distribution matching, every text has a whole draw. Most steps train the critic, on drawn and on encoded
     registers. The others train the student, with a call of the teacher and one of the critic that also computes
@@ -175,14 +209,18 @@ def distilled_flops(
     """
     flops = 0.0
     for name, config in teachers.items():
-        per_step = 1 + config.self_conditioned + objective.guiding_calls
-        if objective.by_matching:
-            all_turns = (2 * objective.critic_steps + 1) * TRAINED + (per_step + 2) * FROZEN
-            per_turn = FROZEN + all_turns / (objective.critic_steps + 1)
-            flops += objective.draw_steps * per_turn * denoiser_flops(config)
+        matched = objective.by_matching
+        student = replace(config, self_conditioned=False, flow_map=not matched, fresh_noise=matched)
+        own_call = denoiser_flops(student)
+        teacher_step = (1 + objective.guiding_calls) * denoiser_flops(config) + guess_flops(config)
+        if matched:
+            trained = (2 * objective.critic_steps + 1) * TRAINED * own_call
+            all_turns = trained + FROZEN * (teacher_step + 2 * own_call)
+            per_turn = FROZEN * own_call + all_turns / (objective.critic_steps + 1)
+            flops += objective.draw_steps * per_turn
         else:
-            frozen_calls = 1 + bool(objective.own_rate) + objective.teacher_calls * per_step
-            flops += (TRAINED + FROZEN * frozen_calls) * denoiser_flops(config)
+            own_calls = TRAINED + FROZEN * (1 + bool(objective.own_rate))
+            flops += own_calls * own_call + FROZEN * objective.teacher_calls * teacher_step
         if name == "conditional" and encoder is not None:
             encoding = encoder_flops(encoder, positions=length + encoder.num_registers)
             flops += (1 - bare_rate) * FROZEN * encoding
