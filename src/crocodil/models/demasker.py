@@ -67,7 +67,19 @@ class Demasker(nn.Module):
         rows: Positions | PositionIndices | None = None,
         read_length: ReadLength | None = None,
     ) -> Logits | RowLogits:
-        """Return logits at all text positions, or only at those in `rows`.
+        """Return logits at all text positions, or only at those in `rows`."""
+        states = self.states(noisy_tokens, registers, prefix_length=prefix_length, read_length=read_length)
+        return self.backbone.logits(states if rows is None else picked(states, rows))
+
+    def states(
+        self,
+        noisy_tokens: TokenIds,
+        registers: RegisterBank,
+        *,
+        prefix_length: PrefixLength | None = None,
+        read_length: ReadLength | None = None,
+    ) -> Float[Tensor, "B _ W"]:
+        """Return the states that predict the tokens, at the text positions that are read.
 
         The bank may hold only the first registers (`registers[:, :k]`). `prefix_length` limits it further per
         sample; 0 leaves only START and END. With `read_length`, only the first tokens of each canvas are read.
@@ -91,8 +103,7 @@ class Demasker(nn.Module):
             visible = edge.expand(-1, num_given) if visible is None else visible
             is_read = edge.expand(-1, num_text) if is_read is None else is_read
             key_mask = torch.cat([edge, visible, edge, is_read], dim=1)
-        states = self.backbone.transform(embeddings, angles, key_mask)[:, -num_text:]
-        return self.backbone.logits(states if rows is None else picked(states, rows))
+        return self.backbone.transform(embeddings, angles, key_mask)[:, -num_text:]
 
     def init_weights(self, generator: torch.Generator) -> "Demasker":
         self.backbone.init_weights(generator)

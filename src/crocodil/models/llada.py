@@ -21,6 +21,7 @@ from crocodil.runtime.config import Layers, Length, Positive, TokenId, Width, co
 from crocodil.shapes import PositionIndices, Positions, ReadLength, RowLogits, TokenIds
 
 Embeddings = Float[Tensor, "B L W"]
+Heads = Float[Tensor, "B _ L C"]  # queries, keys or values; C = head width
 Angles = Float[Tensor, "#B L P"]  # rotary angles; P = head width / 2 frequency pairs
 KeyMask = Bool[Tensor, "B L"]  # True: other positions may attend to it
 
@@ -176,26 +177,39 @@ class Block(nn.Module):
         mask: Bool[Tensor, "B 1 1 L"] | None,
         causal: bool = False,
     ) -> Embeddings:
-        states = states + self.attend(self.attn_norm(states), rotation, mask, causal)
+        return self.feed_forward(states + self.attend(self.attn_norm(states), rotation, mask, causal))
+
+    def feed_forward(self, states: Embeddings) -> Embeddings:
         normed = self.ff_norm(states)
         return states + self.down(F.silu(self.gate(normed)) * self.up(normed))
 
     def attend(
         self, normed: Embeddings, rotation: tuple[Tensor, Tensor], mask: Tensor | None, causal: bool
     ) -> Embeddings:
+        query, key, value = self.heads(normed, rotation)
+        return self.mix(query, key, value, mask, causal)
+
+    def heads(self, normed: Embeddings, rotation: tuple[Tensor, Tensor]) -> tuple[Heads, Heads, Heads]:
+        """Return the rotated queries and keys, and the values."""
         query, key, value = (
             rearrange(project(normed), "b l (h p) -> b h l p", p=self.head_width)
             for project in (self.query, self.key, self.value)
         )
         if self.query_norm is not None and self.key_norm is not None:
             query, key = self.query_norm(query), self.key_norm(key)
+        return rotate(query, rotation), rotate(key, rotation), value
+
+    def mix(
+        self,
+        query: Heads,
+        key: Float[Tensor, "B _ S C"],
+        value: Float[Tensor, "B _ S C"],
+        mask: Tensor | None = None,
+        causal: bool = False,
+    ) -> Embeddings:
+        """Attend with each query to all keys, or to those that the mask allows."""
         mixed = F.scaled_dot_product_attention(
-            rotate(query, rotation),
-            rotate(key, rotation),
-            value,
-            attn_mask=mask,
-            is_causal=causal,
-            enable_gqa=query.shape[1] != key.shape[1],
+            query, key, value, attn_mask=mask, is_causal=causal, enable_gqa=query.shape[1] != key.shape[1]
         )
         return self.attn_out(rearrange(mixed, "b h l p -> b l (h p)"))
 
