@@ -88,9 +88,11 @@ def clear_decode(
                 proposal.tokens.where(better, tokens[asked]), proposal.log_prob.where(better, of_old)
             )
         num_forward = 1 if decoding.guidance == 1 else 2
-        charge(Cost(demasker_calls=num_forward), unfinished)
+        charge(Cost(demasker_calls=num_forward, head_calls=int(decoding.in_turn != "no")), unfinished)
         proposed = tokens.masked_scatter(asked, proposal.tokens)
+        was_read = read_length
         if crops:
+            read_length = read_length.clone()
             proposed[hidden & ~is_read] = eos_id
             for number in unfinished.nonzero().flatten().tolist():
                 left_out[number] += num_forward * int((~is_read[number]).sum())
@@ -110,7 +112,13 @@ def clear_decode(
                 after_end[number, length:] = hidden[number, length:]
         knobs = (decoding.apart, decoding.curve)
         step = RevealStep(log_prob, hidden, is_open, left, calls, call_streams, after_end, *knobs)
-        tokens = proposed.masked_fill(is_open & ~rule(step), mask_id)
+        kept = is_open & rule(step)
+        if decoding.in_turn != "no":
+            proposed = drawn_in_turn(
+                demask, decoding, rule, call_streams, registers, tokens, proposed, kept, is_open, given, canvas, plan,
+                was_read,
+            )  # fmt: skip
+        tokens = proposed.masked_fill(is_open & ~kept, mask_id)
         if eos_id is not None:
             tokens = fill_after_eos(tokens, may_end=~given, mask_id=mask_id, eos_id=eos_id)
         for number in range(len(tokens)) if correctors and call.calls_left > 1 else ():
@@ -130,6 +138,49 @@ def clear_decode(
     costs = [cost + Cost(left_out=more) for cost, more in zip(costs, left_out, strict=True)]
     total = total + Cost(left_out=round(torch.tensor(left_out).float().mean().item()))
     return Samples(tokens, total, costs, registers)
+
+
+def drawn_in_turn(
+    demask, decoding, rule, streams, registers, tokens, proposed, kept, is_open, given, canvas, plan, read_length
+):
+    """One token after the other, each with the whole head."""
+    proposed, backbone, length = proposed.clone(), demask.demasker.backbone, tokens.shape[1]
+    text = given if canvas.allowed is None else given | (canvas.allowed.row > 0)
+    calls = plan.calls_per_block - decoding.corrector_calls(plan.calls_per_block)
+    most = length if decoding.in_turn == "all" else min(length, 4 * -(-length // calls))
+    for number in range(len(tokens)):
+        row = slice(number, number + 1)
+        end = length if read_length is None else int(read_length[number])
+        some = None if read_length is None else read_length[row]
+        states = demask.states(tokens[row], None if registers is None else registers[row], some)
+        is_new = kept[number].clone()
+        if decoding.in_turn == "new":
+            is_new &= (tokens[number] == canvas.mask_id) | (proposed[number] != tokens[number])
+        if canvas.eos_id is not None:
+            is_new &= proposed[number] != canvas.eos_id
+        places = [place for place in is_new.nonzero().flatten().tolist() if place < end]
+        seen = proposed[row].clone()
+        seen[0, places] = canvas.mask_id
+        seen[is_open[row] & ~kept[row]] = canvas.mask_id
+        for place in places[:most]:
+            logits = backbone.logits(demask.head(states[:, :end], seen[:, :end], backbone))[0, place].clone()
+            if (
+                canvas.eos_id is not None
+                and before_given_text(tokens, given=text, eos_id=canvas.eos_id)[number, place]
+            ):
+                logits[canvas.eos_id] = -torch.inf
+            if canvas.allowed is not None and canvas.allowed.row[number, place]:
+                logits[~canvas.allowed.tokens[canvas.allowed.row[number, place]]] = -torch.inf
+            proposal = propose_tokens(
+                logits[None],
+                mask_id=canvas.mask_id,
+                current=tokens[row, place] if revises(rule) else None,
+                temperature=decoding.temperature,
+                top_p=decoding.top_p,
+                streams=streams.at("token")[torch.tensor([number])].at(torch.tensor([place])),
+            )
+            seen[0, place] = proposed[number, place] = proposal.tokens[0]
+    return proposed
 
 
 def every_logit(demask, tokens, registers, guidance, read_length=None):

@@ -259,6 +259,7 @@ def test_a_canvas_that_does_not_fit_the_plan_is_refused():
 # ---------------------------------------------------------------- the clear loop
 
 
+GUIDED = Guided(tiny.demasker(), head=tiny.causal_head())
 CASES = {
     "greedy": {},
     "drawn": {"temperature": 1.0},
@@ -280,6 +281,17 @@ CASES = {
     "cropped": {"crop": 0, "rule": Revise(), "pace": "text", "num_calls": 8, "eos_id": 5, "corrector": 0.25},
     "cropped and guided": {"crop": 1, "guidance": 2.0, "temperature": 1.0, "num_calls": 8, "eos_id": 5},
     "cropped in blocks": {"crop": 2, "block_size": 8, "num_calls": 8, "eos_id": 5, "rule": AtRandom()},
+    "new tokens in turn": {"in_turn": "new", "rule": Revise(), "pace": "text", "num_calls": 4, "eos_id": 5},
+    "new tokens in turn, at random": {"in_turn": "new", "temperature": 1.0, "num_calls": 8, "rule": AtRandom()},
+    "new tokens in turn, in blocks": {
+        "in_turn": "new",
+        "block_size": 8,
+        "num_calls": 4,
+        "rule": Remask(),
+        "eos_id": 5,
+    },
+    "all tokens in turn": {"in_turn": "all", "rule": Revise(), "num_calls": 4, "eos_id": 5, "corrector": 0.5},
+    "all tokens in turn, cropped": {"in_turn": "all", "crop": 1, "rule": Revise(), "num_calls": 4, "eos_id": 5},
 }
 
 
@@ -296,10 +308,8 @@ def test_the_loop_equals_the_clear_one_token_for_token_and_call_for_call(case, i
         return Draw(drawn.normal(NUM_REGISTERS, REGISTER_WIDTH) + (tokens == MASK).sum(dim=1)[:, None, None], COST)
 
     how_else = {"registers": tiny.bank(6), "streams": streams, "refresh": refresh, "refresh_at": {2}}
-    fast = decode(Guided(tiny.demasker()), canvas, how, **how_else)
-    clear = clear_decode(
-        Guided(tiny.demasker()), Canvas(canvas, MASK, how.eos_id), how.decoding, plan=how.plan, **how_else
-    )
+    fast = decode(GUIDED, canvas, how, **how_else)
+    clear = clear_decode(GUIDED, Canvas(canvas, MASK, how.eos_id), how.decoding, plan=how.plan, **how_else)
     assert torch.equal(fast.tokens, clear.tokens)
     assert fast.costs == clear.costs
     assert fast.cost == clear.cost
@@ -308,7 +318,7 @@ def test_the_loop_equals_the_clear_one_token_for_token_and_call_for_call(case, i
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("settled", [False, True])
 def test_where_only_some_tokens_may_stand_the_loop_equals_the_clear_one_and_no_other_is_put(case, settled):
-    how, streams, demask = decoding(**CASES[case]), tiny.streams(3), Guided(tiny.demasker())
+    how, streams, demask = decoding(**CASES[case]), tiny.streams(3), GUIDED
     canvas, allowed = empty_canvas(3, how), some_allowed(3)
     if settled:
         canvas, cost = settle(demask, canvas, how, allowed, streams=streams)

@@ -6,6 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from crocodil.models.causal_head import CausalHead, CausalHeadConfig
 from crocodil.models.demasker import Demasker, DemaskerConfig
 from crocodil.models.llada import LLaDA, LLaDAConfig
 from crocodil.models.register_denoiser import RegisterDenoiser, RegisterDenoiserConfig
@@ -52,6 +53,16 @@ def denoiser(config: RegisterDenoiserConfig = DENOISER) -> RegisterDenoiser:
         for parameter in model.parameters():
             parameter += 0.1 * torch.randn(parameter.shape, generator=generator)
     return model
+
+
+def causal_head() -> CausalHead:
+    """With weights that matter: fresh from `init_weights` it changes nothing."""
+    head = CausalHead(CausalHeadConfig(backbone=BACKBONE)).init_weights(llada(), generator_for("head"))
+    generator = generator_for("stir head")
+    with torch.no_grad():
+        head.proj_in.weight.normal_(std=0.2, generator=generator)
+        head.proj_out.weight.normal_(std=0.5, generator=generator)
+    return head
 
 
 def programs(count: int, length: int) -> Tensor:

@@ -5,15 +5,6 @@ from crocodil.models.causal_head import CausalHead, CausalHeadConfig
 from crocodil.seeding import generator_for
 
 
-def stirred_head(backbone):
-    """A head whose every weight is random: at first it changes nothing."""
-    head = CausalHead(CausalHeadConfig(backbone=tiny.BACKBONE)).init_weights(backbone, generator_for("head"))
-    with torch.no_grad():
-        head.proj_out.weight.normal_(std=0.5, generator=generator_for("stir"))
-        head.proj_in.weight.normal_(std=0.2, generator=generator_for("stir in"))
-    return head
-
-
 def test_a_new_head_changes_nothing():
     backbone = tiny.llada()
     head = CausalHead(CausalHeadConfig(backbone=tiny.BACKBONE)).init_weights(backbone, generator_for("head"))
@@ -23,7 +14,7 @@ def test_a_new_head_changes_nothing():
 
 def test_a_head_sees_the_tokens_before_a_position_and_no_other():
     backbone = tiny.llada()
-    head, states, tokens = stirred_head(backbone), tiny.streams(1).normal(9, 32), tiny.programs(1, 9)
+    head, states, tokens = tiny.causal_head(), tiny.streams(1).normal(9, 32), tiny.programs(1, 9)
     changed = tokens.clone()
     changed[0, 4] = (changed[0, 4] + 1) % tiny.EOS
     differs = (head(states, tokens, backbone) - head(states, changed, backbone)).abs().amax(dim=2)[0] > 1e-6
@@ -32,7 +23,7 @@ def test_a_head_sees_the_tokens_before_a_position_and_no_other():
 
 def test_drawing_equals_one_call_of_the_whole_head_for_each_token():
     backbone = tiny.llada()
-    head, states, tokens = stirred_head(backbone), tiny.streams(3).normal(12, 32), tiny.programs(3, 12)
+    head, states, tokens = tiny.causal_head(), tiny.streams(3).normal(12, 32), tiny.programs(3, 12)
     chosen = [[0, 1, 2, 7], [3, 4, 11, 12], [5, 12, 12, 12]]  # 12 is padding
     for sample, places in enumerate(chosen):
         tokens[sample, [place for place in places if place < 12]] = tiny.MASK

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
+from crocodil.models.causal_head import CausalHead
 from crocodil.models.demasker import Demasker
 from crocodil.models.register_denoiser import RegisterDenoiser
 from crocodil.models.register_encoder import RegisterEncoder
@@ -19,6 +20,7 @@ class Pricing:
     demasker: Demasker
     encoder: RegisterEncoder
     priors: tuple[RegisterDenoiser | None, ...]
+    head: CausalHead | None = None
     has_base: bool = False  # if not, plain masked diffusion is the demasker without registers
 
     @cached_property
@@ -26,8 +28,11 @@ class Pricing:
         return max((prior for prior in self.priors if prior is not None), key=num_parameters, default=None)
 
     def nfe(self, cost: Cost) -> float:
-        """Return the paper's NFE: a denoiser call counts by its parameters, an encoder call not at all."""
-        return cost.nfe(demasker_parameters=self._counts.demasker, denoiser_parameters=self._counts.prior)
+        """Return the paper's NFE: a call of denoiser or head counts by its parameters, one of the encoder not at all."""
+        counts = self._counts
+        return cost.nfe(
+            demasker_parameters=counts.demasker, denoiser_parameters=counts.prior, head_parameters=counts.head
+        )
 
     def flop_nfe(self, cost: Cost, *, length: int, num_registers: int | None) -> float:
         """Return the cost in units of one call of the base on the text.
@@ -43,12 +48,13 @@ class Pricing:
             demasker=base if has_no_slots else with_slots,
             denoiser=Size(counts.prior, 0 if prior is None else prior.config.num_positions),
             encoder=Size(counts.encoder, length + self.encoder.config.num_registers),
+            head=Size(counts.head, length),
         )
 
     @cached_property
     def _counts(self) -> "_Counts":
         """The numbers of parameters: counting takes time, and every sample may have another cost."""
-        backbone, networks = self.demasker.backbone, (self.demasker, self.encoder, self.prior)
+        backbone, networks = self.demasker.backbone, (self.demasker, self.encoder, self.prior, self.head)
         return _Counts(num_parameters(backbone), *map(num_parameters, networks))
 
 
@@ -57,6 +63,7 @@ class _Counts(NamedTuple):
     demasker: int
     encoder: int
     prior: int
+    head: int
 
 
 def mean_price(price: Callable[[Cost], float], costs: Sequence[Cost]) -> float:

@@ -26,6 +26,7 @@ from crocodil.runtime.config import (
 )
 
 Pace: TypeAlias = Literal["canvas", "text"]
+InTurn: TypeAlias = Literal["no", "new", "all"]
 
 if TYPE_CHECKING:
     from crocodil.processes.reveal import RevealRule
@@ -85,7 +86,16 @@ class Decoding:
         None,
         "Read the canvas only up to the predicted end of the text, and this many positions more. Default: all.",
     )  # D87
+    in_turn: InTurn = knob(
+        "no",
+        "Draw the tokens of a call one after the other, with the causal head. new: those that the call reveals or "
+        "changes; all: the whole text.",
+    )  # D88
     eos_last: bool = True  # reveal an EOS token only after all tokens before it
+
+    def __post_init__(self) -> None:
+        if self.in_turn != "no" and self.guidance != 1:
+            raise ValueError(f"in_turn={self.in_turn} needs guidance 1: the causal head reads one set of states")
 
     def plan(self, length: int) -> DecodePlan:
         """Return the blocks and calls for a canvas of this length."""

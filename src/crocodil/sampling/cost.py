@@ -34,6 +34,7 @@ class Cost:
     denoiser_calls: int = 0
     encoder_calls: int = 0
     left_out: int = 0  # in the cost of a batch: the mean over its samples
+    head_calls: int = 0  # demasker calls after which the causal head drew tokens (D88)
 
     def __add__(self, other: "Cost") -> "Cost":
         return Cost(
@@ -41,26 +42,34 @@ class Cost:
             self.denoiser_calls + other.denoiser_calls,
             self.encoder_calls + other.encoder_calls,
             self.left_out + other.left_out,
+            self.head_calls + other.head_calls,
         )
 
-    def nfe(self, *, demasker_parameters: float, denoiser_parameters: float) -> float:
-        """The paper's unit: demasker calls, plus denoiser calls weighted by their share of parameters.
+    def nfe(
+        self, *, demasker_parameters: float, denoiser_parameters: float, head_parameters: float = 0.0
+    ) -> float:
+        """The paper's unit: demasker calls, plus calls of denoiser and head weighted by their share of parameters.
 
         128 calls of a 0.4B denoiser beside an 8B demasker are 6.4 ("about 6" in the paper), 32 calls are 1.6
         ("< 2"). Encoder calls do not count.
         """
-        return self.demasker_calls + self.denoiser_calls * denoiser_parameters / demasker_parameters
+        smaller = self.denoiser_calls * denoiser_parameters + self.head_calls * head_parameters
+        return self.demasker_calls + smaller / demasker_parameters
 
-    def flop_nfe(self, *, unit: Size, demasker: Size, denoiser: Size, encoder: Size) -> float:
+    def flop_nfe(
+        self, *, unit: Size, demasker: Size, denoiser: Size, encoder: Size, head: Size | None = None
+    ) -> float:
         """All calls weighted by parameters x positions, in units of one call of `unit`.
 
-        If the unit is a call of the base on the text alone, the cost includes the registers and the encoder.
+        If the unit is a call of the base on the text alone, the cost includes the registers and the encoder. The
+        head counts as if it computed all positions, which is more than it does.
         """
         work = (
             self.demasker_calls * demasker.work
             - self.left_out * demasker.parameters
             + self.denoiser_calls * denoiser.work
             + self.encoder_calls * encoder.work
+            + (0.0 if head is None else self.head_calls * head.work)
         )
         return work / unit.work
 

@@ -7,6 +7,7 @@ calls; `Cost` converts it to NFE.
 
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple, TypeAlias
 
 import torch
@@ -14,6 +15,8 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from crocodil.models.causal_head import Choose
+from crocodil.models.llada import Embeddings
 from crocodil.processes.categorical import Allowed, propose_tokens
 from crocodil.processes.plan import DecodePlan
 from crocodil.processes.reveal import (
@@ -35,16 +38,28 @@ from crocodil.runtime.devices import check_finite
 from crocodil.runtime.graphs import Play, eager
 from crocodil.sampling.configs import Decoding
 from crocodil.sampling.cost import NO_COST, Cost
-from crocodil.sampling.guidance import Demask, strengthened
+from crocodil.sampling.guidance import Demask, strengthened, with_head
 from crocodil.sampling.state import Canvas, Refresh, Revealed, Samples, State
 from crocodil.seeding import Streams
-from crocodil.shapes import LogProbs, PositionIndices, Positions, ReadLength, RegisterBank, RowLogits, TokenIds
+from crocodil.shapes import (
+    LogProbs,
+    PositionIndices,
+    Positions,
+    ReadLength,
+    RegisterBank,
+    RowLogits,
+    RowTokens,
+    TokenIds,
+)
 
+IN_TURN_QUOTAS = 4  # a call draws at most this many times its share of the tokens in turn (D88)
 ROW_COUNTS = 8  # the number of logit rows per call is rounded up to an eighth of a block: few distinct shapes
 
 # (canvas after a call, index of the call, cost so far, log-probabilities of the proposed tokens)
 OnCall: TypeAlias = Callable[[TokenIds, int, Cost, LogProbs], None]
 Reveal: TypeAlias = Callable[..., Revealed]
+# (canvas, its positions to fill from left to right, how to choose a token) -> the canvas with tokens there
+DrawInTurn: TypeAlias = Callable[[TokenIds, PositionIndices, Choose], TokenIds]
 
 
 @torch.no_grad()
@@ -73,6 +88,8 @@ def decode(
     """
     plan = decoding.plan(canvas.length) if plan is None else plan
     _check_registers(registers, decoding, draws_first=refresh is not None and 0 in refresh_at)
+    if decoding.in_turn != "no":
+        with_head(demask)
     engine, rule = engine or PLAIN, reveal_rule(decoding)
     reads_values = canvas.device.type == "cpu" or rule.may_finish_early
     state, last_rows = State(canvas, registers, streams, spent), 0
@@ -88,9 +105,7 @@ def decode(
         if not call.num_rows or (reads_values and not call.hidden(state.tokens, canvas.mask_id).any()):
             continue
         step = DemaskerStep(demask, RevealConfig.of(canvas, decoding, plan), engine.reveal, call.num_rows)
-        state.update(
-            engine.play(step, step, step.inputs(state, call)), Cost(demasker_calls=decoding.calls_per_step)
-        )
+        state.update(engine.play(step, step, step.inputs(state, call)), step.cost)
         if reads_values:
             state.check_finite()
         if on_call is not None:
@@ -202,6 +217,13 @@ class RevealConfig:
         rule, num_correctors = reveal_rule(decoding), decoding.corrector_calls(calls)
         return cls(decoding, rule, canvas.mask_id, canvas.eos_id, calls, num_correctors)
 
+    def most_in_turn(self, length: int) -> int:
+        """Return how many tokens a call draws one after the other at most; those further right stay as proposed."""
+        if self.decoding.in_turn == "all":
+            return length
+        share = -(-length // (self.calls_per_block - self.corrector_calls))
+        return min(length, IN_TURN_QUOTAS * share)
+
     @property
     def crops(self) -> bool:
         """Whether calls leave out the canvas behind the predicted end."""
@@ -243,9 +265,19 @@ class DemaskerStep:
         if read_length is not None:
             proposed_at = proposed_at & _is_read(tokens, read_length)
         positions = _positions(proposed_at, self.num_rows)
-        row_logits = self._logits(tokens, registers, positions.clamp(max=tokens.shape[1] - 1), read_length)
+        rows = positions.clamp(max=tokens.shape[1] - 1)
         allowed = None if allowed_row is None or allowed_tokens is None else Allowed(allowed_row, allowed_tokens)
-        return self.reveal(self.config, row_logits, positions, tokens, given, keys, bounds, allowed, read_length)
+        canvas = (positions, tokens, given, keys, bounds, allowed, read_length)
+        if self.config.decoding.in_turn == "no":
+            return self.reveal(self.config, self._logits(tokens, registers, rows, read_length), *canvas)
+        # Its loop over tokens would be unrolled by a compiler, so this reveal step is never compiled.
+        demask, states = with_head(self.demask), self._states(tokens, registers, read_length)
+        return reveal(self.config, demask.logits(states, rows), *canvas, partial(demask.draw, states))
+
+    @property
+    def cost(self) -> Cost:
+        decoding = self.config.decoding
+        return Cost(demasker_calls=decoding.calls_per_step, head_calls=int(decoding.in_turn != "no"))
 
     def _logits(
         self,
@@ -259,10 +291,23 @@ class DemaskerStep:
             return demask(tokens, registers, positions)
         if tokens.device.type != "cpu":
             return demask(tokens, registers, positions, read_length)
-        # On a CPU each sample is read alone: in a batch, all would be as long as the longest.
-        banks = [None] * len(tokens) if registers is None else registers.split(1)
-        samples = zip(tokens.split(1), banks, positions.split(1), read_length.split(1), strict=True)
-        return torch.cat([demask(*sample) for sample in samples])
+        return torch.cat([demask(*sample) for sample in _alone(tokens, registers, positions, read_length)])
+
+    def _states(
+        self, tokens: TokenIds, registers: RegisterBank | None, read_length: ReadLength | None
+    ) -> Embeddings:
+        """Return the demasker's states; where the canvas is not read, they are 0."""
+        demask = with_head(self.demask)
+        if read_length is None or tokens.device.type != "cpu":
+            return demask.states(tokens, registers, read_length)
+        states = [demask.states(*sample)[0] for sample in _alone(tokens, registers, read_length)]
+        return torch.stack([F.pad(one, (0, 0, 0, tokens.shape[1] - len(one))) for one in states])
+
+
+def _alone(*parts: Tensor | None) -> Iterator[tuple[Tensor | None, ...]]:
+    """Yield each sample alone: on a CPU, all samples of a batch would be read as far as the longest."""
+    count = next(len(part) for part in parts if part is not None)
+    return zip(*([None] * count if part is None else part.split(1) for part in parts), strict=True)
 
 
 def _is_read(tokens: TokenIds, read_length: ReadLength) -> Positions:
@@ -293,11 +338,13 @@ def reveal(
     bounds: Int[Tensor, "4"],
     allowed: Allowed | None = None,
     read_length: ReadLength | None = None,
+    draw_in_turn: DrawInTurn | None = None,
 ) -> Revealed:
     """Propose a token at every hidden position and keep those that the rule chooses.
 
     `positions` holds all hidden positions of a sample, and the other open ones if the rule revises; positions
-    outside of the canvas are padding. Where the demasker did not read the canvas, EOS is proposed.
+    outside of the canvas are padding. Where the demasker did not read the canvas, EOS is proposed. With
+    `draw_in_turn`, tokens are drawn again where they are kept: from left to right, each given those before it.
     """
     index, _, _, calls_left = bounds.unbind()
     streams = Streams(keys).at("call", index.expand(len(keys)))
@@ -329,7 +376,22 @@ def reveal(
         config.decoding.apart,
         config.decoding.curve,
     )
-    tokens = proposed.masked_fill(is_open & ~config.rule(step), config.mask_id)
+    kept = is_open & config.rule(step)
+    if draw_in_turn is not None:
+        is_new = kept if config.decoding.in_turn == "all" else kept & (hidden | (proposed != tokens))
+        if config.eos_id is not None:
+            is_new = is_new & (proposed != config.eos_id)  # the demasker decides where a text ends
+        if read_length is not None:
+            is_new = is_new & _is_read(tokens, read_length)
+
+        def choose(logits: RowLogits, index: Int[Tensor, "B"]) -> RowTokens:
+            return _propose(config, logits, index[:, None], tokens, given, streams, allowed).tokens[:, 0]
+
+        unknown = is_new | (is_open & ~kept)
+        at = _positions(is_new, config.most_in_turn(tokens.shape[1]))
+        drawn = draw_in_turn(proposed.masked_fill(unknown, config.mask_id), at, choose)
+        proposed = proposed.where(drawn == config.mask_id, drawn)
+    tokens = proposed.masked_fill(is_open & ~kept, config.mask_id)
     if config.eos_id is not None:
         tokens = fill_after_eos(tokens, may_end=~given, mask_id=config.mask_id, eos_id=config.eos_id)
     if config.corrector_calls:

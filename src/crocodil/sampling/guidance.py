@@ -11,8 +11,9 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from crocodil.models.causal_head import CausalHead, Choose
 from crocodil.models.demasker import Demasker
-from crocodil.models.llada import LLaDA, read_part
+from crocodil.models.llada import Embeddings, LLaDA, picked, read_part
 from crocodil.processes.gaussian import Denoised
 from crocodil.shapes import PositionIndices, ReadLength, RegisterBank, RegisterTime, RowLogits, TokenIds
 
@@ -38,10 +39,15 @@ class Unguided:
 
 @dataclass(frozen=True)
 class Guided:
-    """The guided demasker; without registers it reads only START and END before the text (decision D14)."""
+    """The guided demasker; without registers it reads only START and END before the text (decision D14).
+
+    With a causal head it can also draw the tokens of a call one after the other (decision D88): `states` and
+    `logits` are the two halves of a call, `draw` fills positions from left to right.
+    """
 
     demasker: Demasker
     num_registers: int | None = None  # guide with the first registers only; None: with all
+    head: CausalHead | None = None
 
     def __call__(
         self,
@@ -50,11 +56,25 @@ class Guided:
         rows: PositionIndices,
         read_length: ReadLength | None = None,
     ) -> RowLogits:
+        return self.demasker(noisy_tokens, self._read(noisy_tokens, registers), rows=rows, read_length=read_length)
+
+    def states(
+        self, noisy_tokens: TokenIds, registers: RegisterBank | None, read_length: ReadLength | None = None
+    ) -> Embeddings:
+        return self.demasker.states(noisy_tokens, self._read(noisy_tokens, registers), read_length=read_length)
+
+    def logits(self, states: Embeddings, rows: PositionIndices) -> RowLogits:
+        return self.demasker.backbone.logits(picked(states, rows))
+
+    def draw(self, states: Embeddings, tokens: TokenIds, positions: PositionIndices, choose: Choose) -> TokenIds:
+        assert self.head is not None
+        return self.head.draw(states, tokens, positions, choose, self.demasker.backbone)
+
+    def _read(self, noisy_tokens: TokenIds, registers: RegisterBank | None) -> RegisterBank:
         if registers is None:
             empty = (len(noisy_tokens), 0, self.demasker.config.register_width)
             registers = torch.zeros(empty, device=noisy_tokens.device)
-        kept = registers[:, : self.num_registers]
-        return self.demasker(noisy_tokens, kept, rows=rows, read_length=read_length)
+        return registers[:, : self.num_registers]
 
 
 @dataclass(frozen=True)
@@ -85,6 +105,13 @@ def _read(
 ) -> RowLogits:
     tokens, is_read = read_part(noisy_tokens, read_length)
     return demasker(tokens, attention_mask=is_read, rows=rows)
+
+
+def with_head(demask: Demask) -> Guided:
+    """Return a demasker that has a causal head; refuse any other."""
+    if not isinstance(demask, Guided) or demask.head is None:
+        raise ValueError("in_turn needs a causal head, and this model has none for this method: use in_turn=no")
+    return demask
 
 
 def strengthened(demask: Demask, guidance: float) -> Demask:
