@@ -114,10 +114,8 @@ def clear_decode(
         step = RevealStep(log_prob, hidden, is_open, left, calls, call_streams, after_end, *knobs)
         kept = is_open & rule(step)
         if decoding.in_turn != "no":
-            proposed = drawn_in_turn(
-                demask, decoding, rule, call_streams, registers, tokens, proposed, kept, is_open, given, canvas, plan,
-                was_read,
-            )  # fmt: skip
+            state = (registers, tokens, proposed, kept, is_open, given, canvas, was_read)
+            proposed = drawn_in_turn(demask, decoding, rule, plan, call_streams, *state)
         tokens = proposed.masked_fill(is_open & ~kept, mask_id)
         if eos_id is not None:
             tokens = fill_after_eos(tokens, may_end=~given, mask_id=mask_id, eos_id=eos_id)
@@ -141,11 +139,12 @@ def clear_decode(
 
 
 def drawn_in_turn(
-    demask, decoding, rule, streams, registers, tokens, proposed, kept, is_open, given, canvas, plan, read_length
+    demask, decoding, rule, plan, streams, registers, tokens, proposed, kept, is_open, given, canvas, read_length
 ):
     """One token after the other, each with the whole head."""
     proposed, backbone, length = proposed.clone(), demask.demasker.backbone, tokens.shape[1]
     text = given if canvas.allowed is None else given | (canvas.allowed.row > 0)
+    cuts_text = before_given_text(tokens, given=text, eos_id=canvas.eos_id or 0)
     calls = plan.calls_per_block - decoding.corrector_calls(plan.calls_per_block)
     most = length if decoding.in_turn == "all" else min(length, 4 * -(-length // calls))
     for number in range(len(tokens)):
@@ -164,10 +163,7 @@ def drawn_in_turn(
         seen[is_open[row] & ~kept[row]] = canvas.mask_id
         for place in places[:most]:
             logits = backbone.logits(demask.head(states[:, :end], seen[:, :end], backbone))[0, place].clone()
-            if (
-                canvas.eos_id is not None
-                and before_given_text(tokens, given=text, eos_id=canvas.eos_id)[number, place]
-            ):
+            if canvas.eos_id is not None and cuts_text[number, place]:
                 logits[canvas.eos_id] = -torch.inf
             if canvas.allowed is not None and canvas.allowed.row[number, place]:
                 logits[~canvas.allowed.tokens[canvas.allowed.row[number, place]]] = -torch.inf

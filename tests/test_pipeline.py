@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 from crocodil import cli
 from crocodil.cli.display import difference
 from crocodil.metrics.likelihood import demasking_accuracy
+from crocodil.models.causal_head import CausalHead, CausalHeadConfig
 from crocodil.models.denoiser_starts import begun_as_demasker, flow_map_of, fresh_noise_copy_of
 from crocodil.models.register_denoiser import RegisterDenoiser
 from crocodil.pipeline import Base, Crocodil, Given, Method, Settings
@@ -32,7 +33,7 @@ from crocodil.presets.models import paper_demasker
 from crocodil.processes.registers import noise_std_for_cosine
 from crocodil.processes.reveal import highest
 from crocodil.sampling.configs import Decoding, Drawing, with_knobs
-from crocodil.sampling.cost import Cost
+from crocodil.sampling.cost import Cost, num_parameters
 from crocodil.seeding import Streams, generator_for
 
 TEXT = "def q1_alpha_0(q1_delta, scale=0):\n    return total\n"
@@ -59,6 +60,51 @@ def folder(trained, corpus, tmp_path_factory):
 @pytest.fixture(scope="session")
 def pipe(folder):
     return Crocodil.from_pretrained(folder, device="cpu")
+
+
+# ---------------------------------------------------------------- tokens that are drawn one after the other
+
+
+@pytest.fixture(scope="session")
+def headed(pipe):
+    """The same model with a causal head whose weights matter."""
+    backbone = pipe.demasker.backbone
+    head = CausalHead(CausalHeadConfig(backbone=backbone.config)).init_weights(backbone, generator_for("head"))
+    with torch.no_grad():
+        head.proj_out.weight.normal_(std=0.5, generator=generator_for("stir"))
+    return replace(pipe, causal_head=head.eval().requires_grad_(False))
+
+
+@pytest.mark.parametrize("in_turn", ["new", "all"])
+def test_tokens_in_turn_are_other_tokens_and_the_same_in_a_batch_of_any_size(headed, in_turn):
+    made = [headed.generate(3, calls=4, in_turn=in_turn, batch_size=size) for size in (1, 3)]
+    assert torch.equal(made[0].tokens, made[1].tokens)
+    assert not torch.equal(made[0].tokens, headed.generate(3, calls=4).tokens)
+
+
+def test_the_causal_head_counts_as_a_network_that_reads_the_canvas_in_each_call(headed):
+    knobs = {"calls": 4, "method": "conthendisc"}
+    plain, in_turn = (headed.generate(2, in_turn=how, **knobs) for how in ("no", "new"))
+    demasker, head = num_parameters(headed.demasker), num_parameters(headed.causal_head)
+    assert in_turn.cost == replace(plain.cost, head_calls=4)
+    assert in_turn.nfe - plain.nfe == pytest.approx(4 * head / demasker)
+    base = num_parameters(headed.demasker.backbone)
+    assert in_turn.flop_nfe - plain.flop_nfe == pytest.approx(4 * head / base)
+
+
+def test_tokens_in_turn_need_a_causal_head_and_no_guidance(pipe, headed):
+    with pytest.raises(ValueError, match="needs a causal head"):
+        pipe.generate(1, calls=4, in_turn="new")
+    with pytest.raises(ValueError, match="needs a causal head"):
+        headed.generate(1, calls=4, method="base", in_turn="new")  # the base has no head
+    with pytest.raises(ValueError, match="needs guidance 1"):
+        headed.generate(1, calls=4, in_turn="new", guidance=2.0)
+
+
+def test_a_causal_head_of_another_demasker_is_refused(headed):
+    other = replace(headed.causal_head.config.backbone, mlp_width=8)
+    with pytest.raises(ValueError, match="another shape"):
+        replace(headed, causal_head=CausalHead(CausalHeadConfig(backbone=other)))
 
 
 # ---------------------------------------------------------------- generating

@@ -1,9 +1,9 @@
 """A causal head draws the tokens of one demasker call one after the other, so that they agree (decision D88).
 
-A demasker predicts every hidden token by itself, so tokens that one call reveals do not see each other. The head is
-one causal block on the demasker's last states. At each position it also reads the token before that position: it
-predicts p(x_i | x_<i, states). All tokens of a call are drawn after one pass of the demasker. Compare Campbell et
-al., 2025, "Self-speculative masked diffusions" (arXiv:2510.03929), where the last blocks of the demasker are causal.
+A demasker predicts every hidden token by itself, so tokens that one call reveals do not see each other. The head
+is one causal block on the demasker's last states. At each position it also reads the token before that position:
+it predicts p(x_i | x_<i, states). All tokens of a call are drawn after one pass of the demasker. Compare Campbell
+et al., 2025, "Self-speculative masked diffusions" (arXiv:2510.03929): their demasker's last blocks are causal.
 """
 
 from collections.abc import Callable
@@ -32,8 +32,8 @@ class CausalHeadConfig:
 class CausalHead(nn.Module):
     """Predict each token from the demasker's states and the tokens before it.
 
-    The demasker's backbone embeds and predicts tokens; the methods get it as an argument. A token that is not known
-    is the mask token.
+    The demasker's backbone embeds and predicts tokens; the methods get it as an argument. A token that is not
+    known is the mask token.
     """
 
     def __init__(self, config: CausalHeadConfig) -> None:

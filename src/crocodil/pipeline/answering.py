@@ -30,6 +30,7 @@ from crocodil.sampling import algorithms
 from crocodil.sampling.configs import Decoding, Drawing
 from crocodil.sampling.cost import Cost
 from crocodil.sampling.decode import Engine
+from crocodil.sampling.guidance import Guided
 from crocodil.sampling.register_draw import draw_registers
 from crocodil.sampling.state import Canvas, Draw, Samples, refresh_streams
 from crocodil.seeding import Streams
@@ -169,7 +170,8 @@ class PromptedModel:
 
             spent = Cost(encoder_calls=1)  # the prompt
             draws = Draws(first, again)
-            batch = guided_sampler(self.demasker, draws, decoding, drawing, engine=self.engine, spent=spent)
+            demask = Guided(self.demasker, drawing.num_registers)
+            batch = guided_sampler(demask, draws, decoding, drawing, engine=self.engine, spent=spent)
             return batch(numbers, canvas, streams, watch)
 
         return sample
@@ -215,6 +217,8 @@ def generate_answers(
     Answers of similar lengths share a batch. An answer depends only on its seed, index and length, not on others.
     """
     method, drawing = pipe.settings.method_or_own(method), drawing or answer_drawing(pipe)
+    # A causal head is trained with the demasker of texts, not with that of answers.
+    decoding = decoding or replace(pipe.settings.decoding_for(method), in_turn="no")
     decoding, drawing = pipe.settings.sampling(method, decoding, drawing, knobs)
     requested = [(prompt, num_tokens) for prompt, its_lengths in enumerate(lengths) for num_tokens in its_lengths]
     order = sorted(range(len(requested)), key=lambda number: requested[number][1])

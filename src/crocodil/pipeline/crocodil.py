@@ -26,7 +26,6 @@ from crocodil.sampling import algorithms
 from crocodil.sampling.configs import Decoding, Drawing, with_decoding_knobs
 from crocodil.sampling.cost import Cost
 from crocodil.sampling.decode import decode
-from crocodil.sampling.guidance import Guided
 from crocodil.sampling.state import Canvas, Draw, Samples
 from crocodil.seeding import Streams
 from crocodil.shapes import RegisterBank, TokenIds
@@ -82,7 +81,7 @@ class Crocodil(Networks):
         """
         registers = self._checked_registers(registers, length)
         decoding = with_decoding_knobs(decoding, knobs)
-        bank, demask = registers.bank.to(self.device), Guided(self.demasker)
+        bank, demask = registers.bank.to(self.device), self.guided()
 
         def sample(numbers: range, canvas: Canvas, streams: Streams, watch: Watch) -> Samples:
             batch = bank[numbers.start : numbers.stop]
@@ -139,7 +138,7 @@ class Crocodil(Networks):
         def sample(numbers: range, canvas: Canvas, streams: Streams, watch: Watch) -> Samples:
             return algorithms.autoencode(
                 lambda batch: self._encode(batch)[:, :num_registers],
-                Guided(self.demasker),
+                self.guided(),
                 tokens[numbers.start : numbers.stop],
                 canvas,
                 decoding,

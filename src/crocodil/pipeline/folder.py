@@ -14,6 +14,7 @@ from crocodil.checkpoints.format import load_model, save_model
 from crocodil.checkpoints.hub import CARD_FILE
 from crocodil.checkpoints.quantised import Bits, Moments, checked_bits
 from crocodil.checkpoints.tensors import Device, StrPath
+from crocodil.models.causal_head import CausalHead
 from crocodil.models.demasker import Demasker
 from crocodil.models.length_head import LengthHead
 from crocodil.models.llada import LLaDA
@@ -42,6 +43,7 @@ NETWORKS: dict[str, type[nn.Module]] = {
     "length_head": LengthHead,
     "prompted_demasker": Demasker,
     "base": LLaDA,
+    "causal_head": CausalHead,
 }
 
 
@@ -143,6 +145,11 @@ def check_networks(
         raise ValueError("the prior has cross-attention, like a conditional prior: are the two swapped?")
     if conditional is not None:
         _check_condition(conditional, condition_encoder or encoder)
+
+
+def check_causal_head(demasker: Demasker, head: CausalHead | None) -> None:
+    if head is not None and head.config.backbone != demasker.config.backbone:
+        raise ValueError("the causal head was trained with a demasker of another shape: do they belong together?")
 
 
 def _check_condition(conditional: RegisterDenoiser, encoder: RegisterEncoder) -> None:

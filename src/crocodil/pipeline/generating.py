@@ -6,7 +6,6 @@ Models with and without prompts draw registers differently (`Draws`); everything
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-from crocodil.models.demasker import Demasker
 from crocodil.pipeline.batches import Job, SampleBatch, Watch
 from crocodil.pipeline.canvases import NOTHING, Given
 from crocodil.pipeline.drawing import Priors
@@ -60,7 +59,8 @@ def generation_job(
     has_given_text = bool(given) if isinstance(given, Given) else any(map(bool, given))
     model.priors.check(drawing, has_given_text=has_given_text)
     draws = draws_from(model.priors, drawing, has_given_text=has_given_text)
-    sample = guided_sampler(model.demasker, draws, decoding, drawing, engine=model.engine)
+    demask = model.guided(drawing.num_registers)
+    sample = guided_sampler(demask, draws, decoding, drawing, engine=model.engine)
     return seed_job(sample, canvas, seed, count, decoding, drawing, note=_note_on_steps(model, drawing))
 
 
@@ -106,7 +106,7 @@ def seed_job(
 
 def base_sampler(model: Networks, decoding: Decoding) -> SampleBatch:
     """Return plain masked diffusion: with the base or, if there is none, the demasker without registers."""
-    demask = Guided(model.demasker) if model.base is None else Unguided(model.base)
+    demask = model.guided() if model.base is None else Unguided(model.base)
     engine = model.engine
 
     def sample(numbers: range, canvas: Canvas, streams: Streams, watch: Watch) -> Samples:
@@ -117,7 +117,7 @@ def base_sampler(model: Networks, decoding: Decoding) -> SampleBatch:
 
 
 def guided_sampler(
-    demasker: Demasker,
+    demask: Guided,
     draws: Draws,
     decoding: Decoding,
     drawing: Drawing,
@@ -126,7 +126,6 @@ def guided_sampler(
     spent: Cost = NO_COST,
 ) -> SampleBatch:
     """Return Algorithm 3, or Algorithm 2 if there is no refresh. `spent` is what each batch has cost before."""
-    demask = Guided(demasker, drawing.num_registers)
 
     def sample(numbers: range, canvas: Canvas, streams: Streams, watch: Watch) -> Samples:
         canvas, cost = _settled(demask, canvas, decoding, streams)

@@ -16,6 +16,7 @@ from torch import nn
 from crocodil.checkpoints.hub import UPLOAD, upload
 from crocodil.checkpoints.quantised import Bits
 from crocodil.checkpoints.tensors import Device, StrPath
+from crocodil.models.causal_head import CausalHead
 from crocodil.models.demasker import Demasker
 from crocodil.models.length_head import LengthHead
 from crocodil.models.llada import LLaDA
@@ -29,6 +30,7 @@ from crocodil.pipeline.folder import (
     NETWORKS,
     MomentsByNetwork,
     bits_by_network,
+    check_causal_head,
     check_networks,
     check_prompted,
     check_vocabulary,
@@ -42,6 +44,7 @@ from crocodil.pipeline.running import Runner
 from crocodil.pipeline.settings import BUILTIN, Settings
 from crocodil.runtime.devices import checked_device, default_device, default_dtype
 from crocodil.sampling.decode import Engine
+from crocodil.sampling.guidance import Guided
 from crocodil.sampling.state import Canvas
 from crocodil.text.retokenizer import Retokenizer
 from crocodil.text.tokenizer import Tokenizer
@@ -65,6 +68,7 @@ class Networks:
     prompt_encoder: RegisterEncoder | None = None  # h_kappa; None: the encoder
     length_head: LengthHead | None = None  # of answers
     prompted_demasker: Demasker | None = None  # None: the demasker
+    causal_head: CausalHead | None = None  # draws the tokens of a call one after the other (decision D88)
     base: LLaDA | None = None  # trained by itself; None: the demasker without registers (decision D14)
     encoder_tokenizer: Tokenizer | None = None  # of an encoder with another vocabulary (decision D7)
     compiled: bool = False
@@ -78,6 +82,7 @@ class Networks:
         check_vocabulary("encoder", self.encoder.config.vocab_size, self.encoder_tokenizer or self.tokenizer)
         check_networks(self.demasker, self.encoder, self.prior, self.conditional, self.condition_encoder)
         check_prompted(self.encoder, self.prompted, self.length_head, self.prompt_encoder)
+        check_causal_head(self.demasker, self.causal_head)
         if self.weak_prior is not None:
             check_weak_prior(self.weak_prior, (self.prior, self.conditional))
 
@@ -204,6 +209,10 @@ class Networks:
         """Return the engine; on CUDA it records calls as graphs and replays them."""
         return engine_for(self.device, compiled=self.compiled, compiled_reveal=self.compiled_reveal)
 
+    def guided(self, num_registers: int | None = None) -> Guided:
+        """Return the demasker as samplers call it; it reads the first registers only, or all."""
+        return Guided(self.demasker, num_registers, self.causal_head)
+
     @cached_property
     def priors(self) -> Priors:
         return Priors(
@@ -219,7 +228,7 @@ class Networks:
     @cached_property
     def pricing(self) -> Pricing:
         priors = (self.prior, self.conditional)
-        return Pricing(self.demasker, self.encoder, priors, has_base=self.base is not None)
+        return Pricing(self.demasker, self.encoder, priors, self.causal_head, has_base=self.base is not None)
 
     @cached_property
     def runner(self) -> Runner:

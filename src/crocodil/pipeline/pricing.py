@@ -28,7 +28,7 @@ class Pricing:
         return max((prior for prior in self.priors if prior is not None), key=num_parameters, default=None)
 
     def nfe(self, cost: Cost) -> float:
-        """Return the paper's NFE: a call of denoiser or head counts by its parameters, one of the encoder not at all."""
+        """Return the paper's NFE: denoiser and head count by their parameters, the encoder not at all."""
         counts = self._counts
         return cost.nfe(
             demasker_parameters=counts.demasker, denoiser_parameters=counts.prior, head_parameters=counts.head

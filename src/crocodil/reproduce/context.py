@@ -242,7 +242,9 @@ def parts(pipe: Crocodil, uses: Collection[str] | None = None) -> Row:
     drawing = described(pipe.settings.drawing)
     if pipe.settings.drawing.autoguidance != 1:  # part of the drawing, so that rows without it stay valid
         drawing += f", weak_prior {fingerprint(pipe.weak_prior)}"
-    networks = [name for name in NETWORKS if name != "weak_prior" and name not in FOR_PROMPTS]
+    if pipe.causal_head is not None:
+        drawing += f", causal_head {fingerprint(pipe.causal_head)}"
+    networks = [name for name in NETWORKS if name not in ("weak_prior", "causal_head", *FOR_PROMPTS)]
     all_parts = {**{name: fingerprint(getattr(pipe, name)) for name in networks}, DRAWING: drawing}
     return all_parts if uses is None else {name: all_parts[name] for name in uses}
 

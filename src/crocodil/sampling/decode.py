@@ -5,7 +5,7 @@ The base sampler and Algorithms 2, 3 and 6 use the same loop. The demasker is pa
 calls; `Cost` converts it to NFE.
 """
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple, TypeAlias
@@ -218,7 +218,7 @@ class RevealConfig:
         return cls(decoding, rule, canvas.mask_id, canvas.eos_id, calls, num_correctors)
 
     def most_in_turn(self, length: int) -> int:
-        """Return how many tokens a call draws one after the other at most; those further right stay as proposed."""
+        """Return how many tokens a call draws in turn at most; those further right stay as proposed."""
         if self.decoding.in_turn == "all":
             return length
         share = -(-length // (self.calls_per_block - self.corrector_calls))
@@ -291,7 +291,9 @@ class DemaskerStep:
             return demask(tokens, registers, positions)
         if tokens.device.type != "cpu":
             return demask(tokens, registers, positions, read_length)
-        return torch.cat([demask(*sample) for sample in _alone(tokens, registers, positions, read_length)])
+        # On a CPU each sample is read alone: in a batch, all would be as long as the longest.
+        samples = zip(*_alone(tokens, registers, read_length), positions.split(1), strict=True)
+        return torch.cat([demask(one, bank, rows, end) for one, bank, end, rows in samples])
 
     def _states(
         self, tokens: TokenIds, registers: RegisterBank | None, read_length: ReadLength | None
@@ -300,14 +302,17 @@ class DemaskerStep:
         demask = with_head(self.demask)
         if read_length is None or tokens.device.type != "cpu":
             return demask.states(tokens, registers, read_length)
-        states = [demask.states(*sample)[0] for sample in _alone(tokens, registers, read_length)]
+        samples = zip(*_alone(tokens, registers, read_length), strict=True)
+        states = [demask.states(*sample)[0] for sample in samples]
         return torch.stack([F.pad(one, (0, 0, 0, tokens.shape[1] - len(one))) for one in states])
 
 
-def _alone(*parts: Tensor | None) -> Iterator[tuple[Tensor | None, ...]]:
-    """Yield each sample alone: on a CPU, all samples of a batch would be read as far as the longest."""
-    count = next(len(part) for part in parts if part is not None)
-    return zip(*([None] * count if part is None else part.split(1) for part in parts), strict=True)
+def _alone(
+    tokens: TokenIds, registers: RegisterBank | None, read_length: ReadLength
+) -> tuple[Sequence[TokenIds], Sequence[RegisterBank | None], Sequence[ReadLength]]:
+    """Return the canvas, the registers and the length to read of each sample alone."""
+    banks = [None] * len(tokens) if registers is None else registers.split(1)
+    return tokens.split(1), banks, read_length.split(1)
 
 
 def _is_read(tokens: TokenIds, read_length: ReadLength) -> Positions:
