@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from crocodil.models.causal_head import CausalHead, Choose
@@ -70,7 +71,8 @@ class Guided:
         assert self.head is not None
         return self.head.draw(states, tokens, positions, choose, self.demasker.backbone)
 
-    def _read(self, noisy_tokens: TokenIds, registers: RegisterBank | None) -> RegisterBank:
+    def _read(self, noisy_tokens: TokenIds, registers: RegisterBank | None) -> Float[Tensor, "B _ D"]:
+        """Return the registers that guide: the first ones, all of them, or none."""
         if registers is None:
             empty = (len(noisy_tokens), 0, self.demasker.config.register_width)
             registers = torch.zeros(empty, device=noisy_tokens.device)
