@@ -28,6 +28,7 @@ LAYERS = [
     {"cli"},
 ]
 ARROWS_INSIDE = {
+    ("models.causal_head", "models.llada"),
     ("models.demasker", "models.llada"),
     ("models.register_denoiser", "models.demasker"),
     ("models.register_denoiser", "models.demasker_body"),

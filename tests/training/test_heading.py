@@ -8,11 +8,14 @@ import pytest
 import tiny
 import torch
 from safetensors.torch import load_file
+from typer.testing import CliRunner
 
+from crocodil import cli
 from crocodil.checkpoints.format import load_model
 from crocodil.models.causal_head import CausalHead, CausalHeadConfig
 from crocodil.objectives import DemaskerObjective, HeadObjective, in_turn_loss
 from crocodil.objectives.in_turn import choose_hidden, in_turn_nats, sample_call
+from crocodil.pipeline import Crocodil
 from crocodil.presets.runs import tiny as tiny_preset
 from crocodil.seeding import Streams, generator_for
 from crocodil.training.estimate import step_flops
@@ -23,20 +26,6 @@ from crocodil.training.workspace import Workspace
 
 LENGTH = 16
 AS_PRINTED = DemaskerObjective(given_rate=0.0)
-
-
-def new_head(demasker):
-    return CausalHead(CausalHeadConfig(backbone=tiny.BACKBONE)).init_weights(
-        demasker.backbone, generator_for("head")
-    )
-
-
-def stirred_head(demasker):
-    """A head that changes what the demasker predicts, which a new one does not."""
-    head = new_head(demasker)
-    with torch.no_grad():
-        head.proj_out.weight.normal_(std=0.5, generator=generator_for("stir"))
-    return head
 
 
 def encode_nothing(tokens, hidden=None):
@@ -75,7 +64,7 @@ def test_of_a_whole_text_all_tokens_are_drawn_again_but_for_the_first():
 
 def test_a_hidden_token_changes_its_own_loss_and_that_of_later_tokens_if_it_is_drawn():
     demasker, tokens = tiny.demasker(), tiny.programs(12, LENGTH)
-    head, guided = stirred_head(demasker), replace(AS_PRINTED, draft_rate=0.5)
+    head, guided = tiny.causal_head(), replace(AS_PRINTED, draft_rate=0.5)
 
     def nats(some):
         call = call_on(some, demasker, guided=guided, whole_rate=0.0)
@@ -116,7 +105,7 @@ def test_certain_tokens_are_drawn_before_others_whose_order_is_random():
 
 def test_the_loss_does_not_depend_on_how_a_batch_is_split_and_is_per_drawn_token():
     demasker, tokens, streams = tiny.demasker(), tiny.programs(400, LENGTH), tiny.streams(400)
-    head = stirred_head(demasker)
+    head = tiny.causal_head()
 
     def loss(part):
         return in_turn_loss(
@@ -135,7 +124,8 @@ def test_the_loss_does_not_depend_on_how_a_batch_is_split_and_is_per_drawn_token
 def test_a_head_learns_what_the_tokens_of_one_call_have_in_common():
     """Texts count up from a random token: each token follows from the one before it, and alone it may be any."""
     demasker = tiny.demasker().requires_grad_(False)
-    head = new_head(demasker)
+    head = CausalHead(CausalHeadConfig(backbone=tiny.BACKBONE))
+    head.init_weights(demasker.backbone, generator_for("head"))
     starts = torch.arange(16)[:, None] * 2
     tokens = (starts + torch.arange(LENGTH)) % tiny.EOS
     options = {"guided_objective": AS_PRINTED, "mask_id": tiny.MASK}
@@ -186,9 +176,9 @@ def test_stage_head_resumes_to_the_same_bits(trained, corpus, headed, tmp_path):
     )
     assert set(whole) == set(parts)
     assert all(tensor.equal(parts[name]) for name, tensor in whole.items())
+    other = replace(run, head_objective=HeadObjective(whole_rate=0.5))
+    (tmp_path / "head" / "model").rename(tmp_path / "moved")
     with pytest.raises(ValueError, match="head_objective"):
-        other = replace(run, head_objective=HeadObjective(whole_rate=0.5))
-        (tmp_path / "head" / "model").rename(tmp_path / "moved")
         run_stage("head", other, workspace, resume=True)
 
 
@@ -230,6 +220,33 @@ def test_stage_head_inherits_the_operations_of_base_and_guided(headed):
     work = json.loads((headed / "head" / "stage.json").read_text())["work"]
     assert set(work["inherited"]) == {"base", "guided"}
     assert work["flops"] > 0
+
+
+def test_export_puts_the_head_into_the_model_and_its_tokens_are_drawn_in_turn(trained, corpus, headed, tmp_path):
+    for stage in ("guided", "prior"):
+        (headed / stage).symlink_to(trained / stage)
+    (headed / "run.json").write_bytes((trained / "run.json").read_bytes())
+    words = [
+        "export",
+        headed,
+        "--data",
+        corpus.directory,
+        "--out",
+        tmp_path / "model",
+        "--bits",
+        "8,causal_head=4",
+    ]
+    result = CliRunner().invoke(cli.app, [str(word) for word in words])
+    assert result.exit_code == 0, result.output
+    pipe = Crocodil.from_pretrained(tmp_path / "model", device="cpu")
+    exact = load_model(headed / "head" / "model" / "causal_head").state_dict()
+    stored = pipe.causal_head.state_dict()
+    assert all(torch.allclose(stored[name], weight, atol=0.1) for name, weight in exact.items())
+    name = "block.up.weight"
+    assert len(stored[name].unique()) < len(exact[name].unique())  # rounded
+    assert "| head | 6 |" in (tmp_path / "model" / "README.md").read_text()
+    alone, in_turn = (pipe.generate(2, calls=2, in_turn=how).tokens for how in ("no", "all"))
+    assert not torch.equal(alone, in_turn)
 
 
 def test_a_run_without_stage_guided_is_refused(corpus, tmp_path):

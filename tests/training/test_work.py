@@ -7,7 +7,6 @@ import tiny
 import torch
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
-from crocodil.models.causal_head import CausalHead, CausalHeadConfig
 from crocodil.models.register_denoiser import RegisterDenoiser
 from crocodil.objectives import DemaskerObjective, HeadObjective, PriorObjective, in_turn_loss, prior_loss
 from crocodil.training.work import (
@@ -85,9 +84,7 @@ def test_the_operations_of_stage_head_are_those_that_its_matrix_products_take():
     count, length = 3, 12
     guided, objective = DemaskerObjective(all_mask_rate=1.0, given_rate=0.0), HeadObjective(whole_rate=1.0)
     encoder, demasker = tiny.encoder(), tiny.demasker()
-    head = CausalHead(CausalHeadConfig(backbone=tiny.BACKBONE)).init_weights(
-        demasker.backbone, tiny.generator_for("head")
-    )
+    head = tiny.causal_head()
     passes = counted(
         lambda: in_turn_loss(
             lambda tokens, _: encoder(tokens), demasker, head, tiny.programs(count, length), objective=objective,
