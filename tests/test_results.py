@@ -406,7 +406,7 @@ def test_the_pages_state_memory_and_hours_that_follow_from_estimates_and_measure
     minutes = {
         part.stage: 60 * hours(part.flops, rate_of("builtin", part.stage))
         for part in estimates(own)
-        if part.stage not in ("prior", "prompted")
+        if part.stage not in ("prior", "prompted", "head")
     }
     memory = gigabytes(own)
     total = f"about {sum(minutes.values()):.0f} minutes"
@@ -414,7 +414,7 @@ def test_the_pages_state_memory_and_hours_that_follow_from_estimates_and_measure
     for stage, taken in minutes.items():
         assert re.search(rf"{stage} \| {memory[stage]} \| [^|]+ \| {taken:.0f} minutes", quickstart)
     for name in ("laptop", "medium"):
-        optional = ("prior", "distilled", "prompted")
+        optional = ("prior", "distilled", "prompted", "head")
         parts = {part.stage: part for part in estimates(of(name)) if part.stage not in optional}
         taken = {stage: hours(part.flops, rate_of(name, stage)) for stage, part in parts.items()}
         largest = max(part.gigabytes for part in parts.values())

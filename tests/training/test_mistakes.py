@@ -191,7 +191,7 @@ def test_hours_follow_from_a_rate_that_is_given():
     found = invoke("train", "base", "--preset", "small", "--dry-run", "--rate", 100, "--gpus", 2)
     work = estimates(preset_of("small", assumed_corpus("small")[0], Pretrained()))[0].flops
     assert f"│  {work / 200e12 / 3600:.2f} │" in found.output
-    stages = "base, guided, prior, conditional, distilled, prompted"
+    stages = "base, guided, prior, conditional, distilled, prompted, head"
     assert f"estimated: 100 TFLOP/s (--rate) ({stages})" in found.output
 
 

@@ -25,7 +25,7 @@ from crocodil.training.run_config import CausalStart
 from crocodil.training.stage_setup import base_stage, guided_stage
 from crocodil.training.workspace import Workspace
 
-STAGES = ("base", "guided", "registers", "prior", "conditional", "distilled", "prompted")
+STAGES = ("base", "guided", "registers", "prior", "conditional", "distilled", "prompted", "head")
 
 
 def short(corpus):
@@ -41,6 +41,7 @@ def short(corpus):
         run, base_loop=loop, guided_loop=loop, prior_loop=loop, conditional_loop=loop, encoder_warmup_steps=2,
         distilled_loop=replace(loop, num_steps=2), distil_objective=DistilObjective(draw_steps=1, teacher_calls=1),
         prior=replace(run.prior, standardised=True),
+        head_loop=replace(loop, num_steps=2),
         prompted_loop=replace(loop, num_steps=2), prompted_objective=PromptedObjective(own_encoder=True),
         pairs=corpus.directory.parent / "pairs of ranks",
         rate_objective=RateObjective(trains_prior=True, weight=0.5, num_draws=2, visible_rate=0.5),
@@ -125,7 +126,9 @@ def losses(directory):
     return [row["loss"] for row in rows if "loss" in row]
 
 
-@pytest.mark.parametrize("stage", ["base", "guided", "prior", "conditional", "distilled", "matched/distilled"])
+@pytest.mark.parametrize(
+    "stage", ["base", "guided", "prior", "conditional", "distilled", "matched/distilled", "head"]
+)
 def test_the_loss_curve_does_not_depend_on_the_number_of_ranks(by_one, by_two, stage):
     assert losses(by_two / stage) == pytest.approx(losses(by_one / stage), rel=1e-4)
 
@@ -136,6 +139,7 @@ def test_two_ranks_finish_with_the_same_models_as_one(by_one, by_two):
         ("guided", "encoder"),
         ("guided", "demasker"),
         ("guided", "denoiser"),
+        ("head", "causal_head"),
     ):
         one, two = (load_model(out / stage / "model" / module) for out in (by_one, by_two))
         assert type(one) is type(two)

@@ -26,6 +26,7 @@ from crocodil.checkpoints.tensors import (
     stored_tensors,
     write_tensors,
 )
+from crocodil.models.causal_head import CausalHead, CausalHeadConfig
 from crocodil.models.demasker import Demasker, DemaskerConfig
 from crocodil.models.length_head import LengthHead, LengthHeadConfig
 from crocodil.models.llada import LLaDA, LLaDAConfig
@@ -43,6 +44,7 @@ _KINDS: dict[str, tuple[type[nn.Module], type]] = {
     "RegisterEncoder": (RegisterEncoder, RegisterEncoderConfig),
     "RegisterDenoiser": (RegisterDenoiser, RegisterDenoiserConfig),
     "LengthHead": (LengthHead, LengthHeadConfig),
+    "CausalHead": (CausalHead, CausalHeadConfig),
 }
 
 # By kind: the name of a module or parameter -> its name in version 1. Other names are the same in both.
@@ -74,7 +76,7 @@ _NEW_FIELDS: dict[type, dict[str, Any]] = {
     LLaDAConfig: {"head_size": None, "qkv_bias": False, "qk_norm": False, "shifted": False, "parents": []},
 }
 
-Model: TypeAlias = LLaDA | Demasker | RegisterEncoder | RegisterDenoiser | LengthHead
+Model: TypeAlias = LLaDA | Demasker | RegisterEncoder | RegisterDenoiser | LengthHead | CausalHead
 
 
 def save_model(

@@ -19,7 +19,7 @@ _DAMPING = 0.01  # of the mean second moment, added to all: inputs that were not
 Moments: TypeAlias = Float[Tensor, "C C"]  # the sum of x x^T over inputs x of a matrix
 
 # Matrices of the blocks hold most weights. Tables of tokens and positions and the maps of registers stay in int8.
-_MATRIX_OF_A_BLOCK = re.compile(r"(^|\.)(blocks|layers)\.\d+\..*\.weight$")
+_MATRIX_OF_A_BLOCK = re.compile(r"(^|\.)((blocks|layers)\.\d+|block)\..*\.weight$")
 
 
 def quantised(

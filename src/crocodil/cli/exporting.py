@@ -286,4 +286,5 @@ _NETWORKS = {
     "length_head": "prompted/model/length_head",
     "prompted_demasker": "prompted/model/demasker",
     "base": "base/model/demasker",
+    "causal_head": "head/model/causal_head",
 }

@@ -154,7 +154,7 @@ def _without_none(hint: Any) -> Any:
 # ---------------------------------------------------------------- names
 
 # Names that are also known in modules that import torch; tests/test_cli.py checks that they are equal.
-Stage = Literal["base", "guided", "registers", "prior", "conditional", "distilled", "prompted"]
+Stage = Literal["base", "guided", "registers", "prior", "conditional", "distilled", "prompted", "head"]
 Preset = Literal["tiny", "laptop", "small", "builtin", "medium", "paper", "paper-plus", "paper-one-gpu"]
 Ablation = Literal[
     "without register noise", "register noise from halfway", "without nested dropout", "without all-mask samples",
@@ -165,7 +165,7 @@ Protocol = Literal["full", "quick", "defaults", "tiny"]
 Split = Literal["valid", "test"]
 Network = Literal[
     "demasker", "encoder", "prior", "conditional", "weak_prior", "condition_encoder", "prompted", "prompt_encoder",
-    "length_head", "prompted_demasker", "base",
+    "length_head", "prompted_demasker", "base", "causal_head",
 ]  # fmt: skip
 Judge = Literal["qwen2.5-coder-0.5b", "smollm2-135m", "minilm-l6-v2", "qwen2.5-coder-1.5b"]
 DEFAULT_JUDGE: Judge = "qwen2.5-coder-0.5b"

@@ -33,7 +33,7 @@ def train(
         typer.Argument(
             parser=options.checked(options.Stage),
             metavar="STAGE",
-            help="base, guided, registers, prior, conditional, distilled or prompted; usually in this order.",
+            help="base, guided, registers, prior, conditional, distilled, prompted or head; mostly in this order.",
         ),
     ],
     preset: Annotated[str, options.one_of(options.Preset, "Sizes and settings of the run.")] = "small",

@@ -1,4 +1,5 @@
-"""Training losses: plain masked diffusion, Algorithms 1, 4 and 5, the register rate, prompts, distillation.
+"""Training losses: plain masked diffusion, Algorithms 1, 4 and 5, the register rate, prompts, distillation,
+and the causal head.
 
 Each function takes one batch and one stream of random numbers per sample, and returns the loss. Optimisers,
 files and the training loop are elsewhere.
@@ -16,6 +17,7 @@ from crocodil.objectives.demasking import (
     taught_loss,
 )
 from crocodil.objectives.distilled import DistilObjective, Jump, distilled_loss
+from crocodil.objectives.in_turn import HeadObjective, in_turn_loss
 from crocodil.objectives.matched import Judged, critic_loss, draw_steps, match_times, matching_loss
 from crocodil.objectives.priors import PriorObjective, conditional_prior_loss, mask_condition, prior_loss
 from crocodil.objectives.prompted import (
@@ -32,6 +34,7 @@ __all__ = [
     "DistilObjective",
     "Encode",
     "GuidedStep",
+    "HeadObjective",
     "Judged",
     "Jump",
     "Loss",
@@ -48,6 +51,7 @@ __all__ = [
     "distilled_loss",
     "draw_steps",
     "guided_step",
+    "in_turn_loss",
     "mask_condition",
     "match_times",
     "matching_loss",

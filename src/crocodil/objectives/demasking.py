@@ -9,7 +9,7 @@ from torch import Tensor
 
 from crocodil.models.demasker import Demasker
 from crocodil.models.llada import LLaDA
-from crocodil.objectives.drafts import with_drafts
+from crocodil.objectives.drafts import DemaskRows, with_drafts
 from crocodil.processes.masking import Masked, demasking_loss, mask_prob_at, mask_tokens, sample_given
 from crocodil.processes.registers import (
     noise_std_for_cosine,
@@ -92,17 +92,37 @@ def guided_step(
     time: PerSample | None = None,
 ) -> GuidedStep:
     """Algorithm 1: one step of robust encoder-demasker training. `time` is drawn if not given."""
-    time = streams.at("time").uniform() if time is None else time  # line 2
-    mask_prob = mask_some_fully(mask_prob_at(time), objective.all_mask_rate, streams.at("all-mask"))
-    given = sample_given(tokens.shape[1], objective.given_rate, streams=streams.at("given"))
-    masked = mask_tokens(  # line 3
-        tokens, mask_prob, mask_id=mask_id, streams=streams.at("mask"), given=given & (mask_prob < 1)[:, None]
-    )
+    masked, mask_prob = mask_texts(tokens, objective, mask_id=mask_id, streams=streams, time=time)  # lines 2 and 3
     guide = sample_guide(encode, tokens, objective, streams)  # lines 4 and 5
     loss = guided_loss(  # line 6
         demasker, guide, tokens, masked, mask_prob, objective=objective, mask_id=mask_id, streams=streams
     )
     return GuidedStep(loss, guide.clean, guide.of_whole_text)
+
+
+class MaskedTexts(NamedTuple):
+    """Noisy tokens, and with which probability each text's tokens were hidden."""
+
+    masked: Masked
+    mask_prob: PerSample
+
+
+def mask_texts(
+    tokens: TokenIds,
+    objective: DemaskerObjective,
+    *,
+    mask_id: int,
+    streams: Streams,
+    time: PerSample | None = None,
+) -> MaskedTexts:
+    """Hide tokens of texts: Algorithm 1, lines 2 and 3. `time` is drawn if not given."""
+    time = streams.at("time").uniform() if time is None else time
+    mask_prob = mask_some_fully(mask_prob_at(time), objective.all_mask_rate, streams.at("all-mask"))
+    given = sample_given(tokens.shape[1], objective.given_rate, streams=streams.at("given"))
+    masked = mask_tokens(
+        tokens, mask_prob, mask_id=mask_id, streams=streams.at("mask"), given=given & (mask_prob < 1)[:, None]
+    )
+    return MaskedTexts(masked, mask_prob)
 
 
 class Guide(NamedTuple):
@@ -147,11 +167,7 @@ def guided_loss(
 
     If `is_answer` is given, all other tokens are a prompt: no draft changes them, and they have no loss.
     """
-
-    def demask(some_tokens: TokenIds, rows: Positions) -> RowLogits:
-        count = len(some_tokens)  # drafts are the first samples
-        return demasker(some_tokens, guide.noisy[:count], prefix_length=guide.prefix_length[:count], rows=rows)
-
+    demask = guided_by(demasker, guide)
     noisy_tokens, read = with_drafts(
         demask,
         *masked,
@@ -162,6 +178,16 @@ def guided_loss(
     )
     logits = demask(noisy_tokens, read)
     return demasking_loss(logits, tokens, masked.hidden, mask_prob, read=read, is_answer=is_answer)
+
+
+def guided_by(demasker: Demasker, guide: Guide) -> DemaskRows:
+    """Return the demasker as a function of the tokens and the rows to predict."""
+
+    def demask(some_tokens: TokenIds, rows: Positions) -> RowLogits:
+        count = len(some_tokens)  # drafts are the first samples
+        return demasker(some_tokens, guide.noisy[:count], prefix_length=guide.prefix_length[:count], rows=rows)
+
+    return demask
 
 
 def taught_loss(

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from torch import nn
 
 from crocodil.checkpoints.hub import card_header
+from crocodil.models.causal_head import CausalHead
 from crocodil.models.demasker import Demasker
 from crocodil.models.length_head import LengthHead
 from crocodil.models.llada import LLaDA
@@ -104,6 +105,8 @@ def _shape(network: nn.Module) -> str:
         return f"LLaDA, {_size(network)}"
     if isinstance(network, LengthHead):
         return f"answers of 1 to {network.config.max_length} tokens"
+    if isinstance(network, CausalHead):
+        return f"1 layer x {network.config.backbone.width}"
     assert isinstance(network, RegisterEncoder | RegisterDenoiser)
     return f"{_size(network)}, {network.config.num_registers} registers"
 

@@ -45,6 +45,7 @@ def tiny(corpus: Corpus) -> Run:
         conditional_loop=loop,
         distilled_loop=replace(loop, learning_rate=1e-3),
         prompted_loop=replace(loop, learning_rate=1e-3),
+        head_loop=replace(loop, learning_rate=1e-3),
         encoder_warmup_steps=20,
     )
 
@@ -76,6 +77,7 @@ def laptop(corpus: Corpus) -> Run:
         conditional_loop=prior_loop,
         distilled_loop=_distilled(prior_loop, num_steps=2000, learning_rate=3e-4),
         prompted_loop=_prompted(loop, num_steps=2000, learning_rate=3e-4),
+        head_loop=_head(loop),
         guided_objective=DemaskerObjective(prefix_lengths=(1, 2, 4, 8, 8, 8, 16, 32), partial_rate=0.2),
         prior_objective=PriorObjective(bare_rate=0.8, condition_drop_rate=0.0),
         distil_objective=DistilObjective(teachers=("conditional",)),
@@ -117,6 +119,7 @@ def small(corpus: Corpus) -> Run:
         conditional_loop=prior_loop,
         distilled_loop=_distilled(prior_loop, learning_rate=1e-4),
         prompted_loop=_prompted(loop, learning_rate=1e-4),
+        head_loop=_head(loop),
         guided_objective=DemaskerObjective(prefix_lengths=(1, 2, 4, 8, 8, 8, 8, 16, 32, 64), partial_rate=0.2),
         prior_objective=PriorObjective(bare_rate=0.8, condition_drop_rate=0.0),
         distil_objective=DistilObjective(teachers=("conditional",)),
@@ -150,6 +153,7 @@ def medium(corpus: Corpus) -> Run:
         base_loop=loop,
         guided_loop=loop,
         prompted_loop=_prompted(loop, learning_rate=1e-4),
+        head_loop=_head(loop),
         encode_batch=128,
     )
 
@@ -184,6 +188,7 @@ def builtin(corpus: Corpus) -> Run:
             loop, num_steps=3600, num_accumulated=4, learning_rate=5e-4, decay_share=0.5, weight_decay=0.01,
             warmup_steps=100, average_decay=0.997,
         ),
+        head_loop=_head(loop, num_steps=2000),
         guided_objective=DemaskerObjective(
             register_cosine=0.35, uniform_noise=True, prefix_lengths=(2, 4, 8, 16, 16, 16, 16, 16, 32, 64),
             partial_rate=0.2, draft_rate=0.5,
@@ -232,6 +237,7 @@ def paper(corpus: Corpus, pretrained: Pretrained) -> Run:
         conditional_loop=prior_loop,
         distilled_loop=_distilled(prior_loop, num_steps=25_000, learning_rate=5e-5),
         prompted_loop=_prompted(loop, num_steps=25_000, learning_rate=5e-5),
+        head_loop=_head(loop),
         guided_objective=PAPER_GUIDED_OBJECTIVE,
         prior_objective=PAPER_PRIOR_OBJECTIVE,
         pretrained=pretrained,
@@ -377,6 +383,15 @@ def _distilled(loop: LoopConfig, **changes: Any) -> LoopConfig:
 def _prompted(loop: LoopConfig, **changes: Any) -> LoopConfig:
     """Return the loop of stage prompted: AdamW at a low rate, since its networks begin as those of the run."""
     return replace(loop, optimiser="adamw", warmup_steps=min(loop.warmup_steps, 100), **changes)
+
+
+def _head(loop: LoopConfig, **changes: Any) -> LoopConfig:
+    """Return the loop of stage head: AdamW at a high rate and a tenth of the steps, since the head is small."""
+    settings: dict[str, Any] = {
+        "num_steps": -(-loop.num_steps // 10), "optimiser": "adamw", "learning_rate": 1e-3, "warmup_steps": 100,
+        "decay_share": 0.5, "weight_decay": 0.01, "average_decay": 0.99,
+    }  # fmt: skip
+    return replace(loop, **settings | changes)
 
 
 def _gated_width(width: int) -> int:

@@ -7,6 +7,7 @@ from statistics import fmean
 import torch
 from torch import nn
 
+from crocodil.models.causal_head import CausalHead, CausalHeadConfig
 from crocodil.models.demasker import Demasker
 from crocodil.models.llada import Block, LLaDA, LLaDAConfig
 from crocodil.models.register_critic import RegisterCritic
@@ -23,6 +24,7 @@ from crocodil.training.work import (
     conditional_flops,
     distilled_flops,
     guided_flops,
+    head_flops,
     prior_flops,
     prompted_flops,
     rate_flops,
@@ -60,6 +62,7 @@ def estimates(run: Run, *, num_devices: int = 1) -> list[Estimate]:
         students = _students(run, teachers)
         prompting = run.prompted_objective
         prompted = RegisterDenoiser(_prompted(run))
+        head = CausalHead(CausalHeadConfig(backbone=run.demasker.backbone))
         adapters = 0 if run.lora is None else num_adapter_parameters(run.demasker.backbone, run.lora)
     count = num_parameters
     frozen = count(base) if adapters else run.encoder_is_fixed * count(encoder)  # there are no adapters then
@@ -98,6 +101,10 @@ def estimates(run: Run, *, num_devices: int = 1) -> list[Estimate]:
             trained=count(prompted) + prompting.own_encoder * count(encoder)
             + prompting.demasker_learns * count(demasker),
             frozen=count(encoder),
+        ),
+        _estimate(
+            "head", run.head_loop, flops, num_devices, [_head_activations(run)], trained=count(head),
+            frozen=count(encoder) + count(demasker),
         ),
     ]  # fmt: skip
 
@@ -161,6 +168,13 @@ def step_flops(run: Run) -> dict[str, float]:
                 draft_rate=run.guided_objective.draft_rate,
             )
         ],
+        "head": [
+            head_flops(
+                run.demasker, run.encoder, length=length, objective=run.head_objective,
+                all_mask_rate=run.guided_objective.all_mask_rate, draft_rate=run.guided_objective.draft_rate,
+            )
+            for length in run.lengths
+        ],
     }  # fmt: skip
     return {stage: getattr(run, f"{stage}_loop").batch_size * fmean(flops) for stage, flops in samples.items()}
 
@@ -222,6 +236,13 @@ def _activations(run: Run) -> tuple[Activations, Activations, Activations, Activ
         Activations(run.num_prior_registers, prior.num_layers, prior.width),
         Activations(conditional.num_positions, conditional.num_layers, conditional.width, mlp_width),
     )
+
+
+def _head_activations(run: Run) -> Activations:
+    """Return the activations of the causal head: those of frozen networks are not kept."""
+    backbone, length = run.demasker.backbone, max(run.lengths)
+    predicted = run.head_objective.predicted_share(run.guided_objective.all_mask_rate)
+    return Activations(length, 1, backbone.width, backbone.mlp_width, predicted * length * backbone.vocab_size)
 
 
 def _estimate(

@@ -9,8 +9,8 @@ from crocodil.training.journal import METRICS_FILE, read_rows
 from crocodil.training.record import STAGE_FILE, read_checksummed
 from crocodil.training.run_config import read_run_file
 
-# Later stages override fields of earlier ones.
-_STAGES = ("base", "guided", "prior", "conditional", "distilled", "prompted")
+# Later stages override fields of earlier ones. Stage head is no start of another, so those of stage guided count.
+_STAGES = ("base", "head", "guided", "prior", "conditional", "distilled", "prompted")
 _FIELDS = ("num_steps", "batch_size", "optimiser", "learning_rate")
 
 

@@ -87,6 +87,7 @@ _FIELDS = {
     "prompted": (
         "lengths", "prompted_loop", "prompted_objective", "prior_objective", "guided_objective", "pretrained.qwen",
     ),
+    "head": ("lengths", "head_loop", "head_objective", "guided_objective", "pretrained.qwen"),
 }  # fmt: skip
 # The files of earlier stages that each stage reads.
 _SOURCES = {
@@ -97,6 +98,7 @@ _SOURCES = {
     "conditional": ("guided/model/encoder", JOINT_PRIOR),  # and others: `_sources`
     "distilled": (f"registers/{STAGE_FILE}",),  # and the networks of the teachers
     "prompted": ("guided/model/encoder", "guided/model/demasker", "conditional/model/denoiser"),
+    "head": ("guided/model/encoder", "guided/model/demasker"),
 }
 
 

@@ -14,6 +14,7 @@ from crocodil.objectives import (
     AlignBy,
     DemaskerObjective,
     DistilObjective,
+    HeadObjective,
     PriorObjective,
     PromptedObjective,
     RateObjective,
@@ -83,12 +84,14 @@ class Run:
     conditional_loop: LoopConfig
     distilled_loop: LoopConfig
     prompted_loop: LoopConfig
+    head_loop: LoopConfig
     base_draft_rate: Share = 0.0  # share of a batch where the base corrects its own proposals (decision D62)
     guided_objective: DemaskerObjective = field(default_factory=DemaskerObjective)
     rate_objective: RateObjective = field(default_factory=RateObjective)  # in stage guided (decision D71)
     prior_objective: PriorObjective = field(default_factory=PriorObjective)
     distil_objective: DistilObjective = field(default_factory=DistilObjective)
     prompted_objective: PromptedObjective = field(default_factory=PromptedObjective)
+    head_objective: HeadObjective = field(default_factory=HeadObjective)
     encoder_warmup_steps: Amount = 4000  # App. C
     register_noise_from: Amount = 0  # first step of stage guided with register noise; 0: Alg. 1 (decision D66)
     encoder_begins_as_base: bool = False  # initialise the encoder from the first blocks of the base (decision D28)

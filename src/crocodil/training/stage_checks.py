@@ -29,7 +29,7 @@ def check_stage(name: str, run: Run, workspace: Workspace) -> None:
     if workspace.has_other_source:
         read_run_file(workspace.source)
     distils_conditional = name == "distilled" and "conditional" in run.distil_objective.teachers
-    uses_encoder = name in ("guided", "registers", "conditional", "prompted") or distils_conditional
+    uses_encoder = name in ("guided", "registers", "conditional", "prompted", "head") or distils_conditional
     _check_corpus(run, workspace, uses_encoder=uses_encoder)
     if name in TRAINED_STAGES:
         check_ranks(getattr(run, f"{name}_loop"), workspace.ranks)
@@ -47,6 +47,9 @@ def check_stage(name: str, run: Run, workspace: Workspace) -> None:
     if name == "distilled":
         _check_distilled(run, workspace)
         student_folders(run)
+    if name == "head":
+        for network in ("encoder", "demasker"):
+            workspace.finished("guided", network)
     if name == "prompted":
         for stage, network in (("guided", "encoder"), ("guided", "demasker"), ("conditional", "denoiser")):
             workspace.finished(stage, network)
@@ -61,6 +64,7 @@ def _check_shares(name: str, run: Run, workspace: Workspace) -> None:
     rates = {
         "base": {"base_draft_rate": run.base_draft_rate},
         "guided": {"guided_objective.draft_rate": run.guided_objective.draft_rate},
+        "head": {"guided_objective.draft_rate": run.guided_objective.draft_rate},
     }
     loop = getattr(run, f"{name}_loop")
     size = loop.batch_size // loop.num_accumulated // workspace.ranks.count

@@ -1,6 +1,7 @@
 """Build the stages of a run: their networks and their data.
 
     RUN/base  ->  RUN/guided  ->  RUN/registers  ->  RUN/prior and RUN/conditional  ->  RUN/distilled, RUN/prompted
+                             ->  RUN/head
 
 Each stage starts from what earlier stages wrote to the same run, or to another one.
 """
@@ -20,6 +21,7 @@ from crocodil.checkpoints.llada import load_llada
 from crocodil.checkpoints.qwen3 import load_qwen3_embedding
 from crocodil.checkpoints.tensors import CONFIG_FILE
 from crocodil.corpus.shards import TOKENIZER_FILE
+from crocodil.models.causal_head import CausalHead, CausalHeadConfig
 from crocodil.models.demasker import Demasker
 from crocodil.models.denoiser_starts import (
     begun_as_demasker,
@@ -41,6 +43,7 @@ from crocodil.training.adapting import add_adapters, freeze_embeddings, init_fro
 from crocodil.training.data import CachedRegisters, register_statistics
 from crocodil.training.distilling import DistilledStage, Teacher
 from crocodil.training.guiding import GuidedStage, JointPrior
+from crocodil.training.heading import HeadStage
 from crocodil.training.loop import LoopConfig, Stage
 from crocodil.training.matching import MatchedStage
 from crocodil.training.pair_data import PairData, PairSource
@@ -247,6 +250,23 @@ def pair_data(source: PairSource, loop: LoopConfig, ranks: Ranks) -> PairData:
     )
 
 
+def head_stage(run: Run, workspace: Workspace) -> tuple[Stage, LoopConfig]:
+    loop, device = run.head_loop, workspace.device
+    demasker = loaded(workspace.finished("guided", "demasker"), Demasker, device).requires_grad_(False)
+    head = CausalHead(CausalHeadConfig(backbone=demasker.config.backbone))
+    stage = HeadStage(
+        workspace.to_device(head.init_weights(demasker.backbone, generator_for("head", loop.seed))),
+        workspace.trained_encoder().requires_grad_(False),
+        demasker,
+        workspace.data(run, loop),
+        run.head_objective,
+        run.guided_objective,
+        retokenizer(run, workspace),
+        run.num_prior_registers,
+    )
+    return stage, loop
+
+
 TRAINED_STAGES: dict[str, Callable[[Run, Workspace], tuple[Stage, LoopConfig]]] = {
     "base": base_stage,
     "guided": guided_stage,
@@ -254,8 +274,9 @@ TRAINED_STAGES: dict[str, Callable[[Run, Workspace], tuple[Stage, LoopConfig]]] 
     "conditional": conditional_stage,
     "distilled": distilled_stage,
     "prompted": prompted_stage,
+    "head": head_stage,
 }
-STAGES = ("base", "guided", "registers", "prior", "conditional", "distilled", "prompted")
+STAGES = ("base", "guided", "registers", "prior", "conditional", "distilled", "prompted", "head")
 
 
 # ---------------------------------------------------------------- networks

@@ -34,8 +34,7 @@ def demasking_metrics(
 
     With a large vocabulary, fewer samples are demasked at a time.
     """
-    size = max(1, MOST_LOGITS // (tokens.shape[1] * vocab_size))
-    parts = [slice(start, min(start + size, len(tokens))) for start in range(0, len(tokens), size)]
+    parts = parts_for_logits(tokens, vocab_size)
     metrics = {}
     for prob in MASK_PROBS:
         accuracy = Accuracy()
@@ -48,6 +47,12 @@ def demasking_metrics(
     return metrics
 
 
+def parts_for_logits(tokens: TokenIds, vocab_size: int) -> list[slice]:
+    """Split a batch so that the logits of all positions of a part fit into memory."""
+    size = max(1, MOST_LOGITS // (tokens.shape[1] * vocab_size))
+    return [slice(start, min(start + size, len(tokens))) for start in range(0, len(tokens), size)]
+
+
 def _demask_part(demask: DemaskSamples, part: slice, noisy_tokens: TokenIds, rows: Positions) -> RowLogits:
     return demask(noisy_tokens, rows, part)
 
@@ -56,6 +61,13 @@ def mask_half(tokens: TokenIds, *, mask_id: int) -> Masked:
     """Hide each token with probability 0.5."""
     mask_prob = torch.full((len(tokens),), 0.5, device=tokens.device)
     return mask_tokens(tokens, mask_prob, mask_id=mask_id, streams=_streams(tokens).at("half"))
+
+
+def hide(tokens: TokenIds, mask_prob: float, *, mask_id: int, given: Positions) -> Masked:
+    """Hide each token that is not given with this probability, as `demasking_metrics` does."""
+    probs = torch.full((len(tokens),), mask_prob, device=tokens.device)
+    streams = _streams(tokens).at(f"{mask_prob}")
+    return mask_tokens(tokens, probs, mask_id=mask_id, streams=streams, given=given)
 
 
 def prior_metrics(

@@ -11,7 +11,7 @@ from crocodil.models.demasker import DemaskerConfig
 from crocodil.models.llada import LLaDAConfig
 from crocodil.models.register_denoiser import TIME_FEATURES, RegisterDenoiserConfig
 from crocodil.models.register_encoder import RegisterEncoderConfig
-from crocodil.objectives import DistilObjective, PromptedObjective, RateObjective
+from crocodil.objectives import DistilObjective, HeadObjective, PromptedObjective, RateObjective
 from crocodil.seeding import generator_for
 
 # Cost of a step in forward passes: weights trained; only gradients passed through (adapters); no gradients.
@@ -31,7 +31,12 @@ def demasker_flops(config: LLaDAConfig, *, positions: int, rows: float) -> float
     inner, kv_width = config.num_heads * config.head_width, config.num_kv_heads * config.head_width
     block = 2 * config.width * (inner + kv_width) + 3 * config.width * config.mlp_width
     attention = 2 * positions * inner
-    return 2 * (config.num_layers * positions * (block + attention) + rows * config.width * config.vocab_size)
+    return 2 * config.num_layers * positions * (block + attention) + output_flops(config, rows=rows)
+
+
+def output_flops(config: LLaDAConfig, *, rows: float) -> float:
+    """Return the operations of the layer that predicts tokens from states."""
+    return 2 * rows * config.width * config.vocab_size
 
 
 def encoder_flops(config: RegisterEncoderConfig, *, positions: int) -> float:
@@ -116,6 +121,36 @@ def guided_flops(
     encoded = (TRAINED if encoder_learns else FROZEN) * (1 - teacher_rate)
     trained = (PASSED_THROUGH if adapted else TRAINED) * demasking + encoded * encoding
     return trained + draft_rate * FROZEN * drafting
+
+
+def head_flops(
+    demasker: DemaskerConfig,
+    encoder: RegisterEncoderConfig,
+    *,
+    length: int,
+    objective: HeadObjective,
+    all_mask_rate: float,
+    draft_rate: float = 0.0,
+) -> float:
+    """Stage head: encoder and demasker run as in Algorithm 1, without gradients, and predict the hidden tokens.
+
+    The head reads the text only. Gradients pass through the output layer, which is the demasker's.
+    """
+    backbone, positions = demasker.backbone, length + demasker.num_registers + 2
+    hidden = all_mask_rate + (1 - all_mask_rate) / 2
+    frozen = encoder_flops(encoder, positions=length + encoder.num_registers)
+    frozen += demasker_flops(backbone, positions=positions, rows=hidden * length)
+    frozen += draft_rate * demasker_flops(backbone, positions=positions, rows=(1 - hidden) / 2 * length)
+    trained = causal_head_flops(backbone, positions=length)
+    predicted = objective.predicted_share(all_mask_rate) * length
+    return FROZEN * frozen + TRAINED * trained + PASSED_THROUGH * output_flops(backbone, rows=predicted)
+
+
+def causal_head_flops(backbone: LLaDAConfig, *, positions: int) -> float:
+    """Return the operations of one forward pass of a causal head; causal attention counts in full."""
+    maps = (2 + 1) * backbone.width**2  # of states and tokens together, and of the block's output
+    block = demasker_flops(replace(backbone, num_layers=1), positions=positions, rows=0)
+    return block + 2 * positions * maps
 
 
 def prior_flops(config: RegisterDenoiserConfig, *, self_condition_rate: float) -> float:
