@@ -74,29 +74,31 @@ def test_the_networks_compute_the_same_on_both_devices():
         assert (here - half).abs().max() < 0.1 * here.abs().max()
 
 
-@pytest.mark.parametrize("crop", [None, 2])
-def test_con_then_disc_draws_the_same_samples_on_both_devices(crop):
+@pytest.mark.parametrize(("crop", "in_turn"), [(None, "no"), (2, "no"), (None, "new"), (2, "all")])
+def test_con_then_disc_draws_the_same_samples_on_both_devices(crop, in_turn):
     def sample(device):
         denoiser, demasker = tiny.denoiser().to(device), tiny.demasker().to(device)
+        head = tiny.causal_head().to(device)
         return con_then_disc(
             lambda streams: draw_registers(denoiser, Drawing(), shape=(6, 16), num_steps=8, streams=streams),
-            Guided(demasker),
+            Guided(demasker, head=head),
             Canvas.empty(32, 16, mask_id=MASK, eos_id=tiny.EOS, device=device),
-            Decoding(calls=4, rule="random", temperature=1.0, crop=crop),
+            Decoding(calls=4, rule="random", temperature=1.0, crop=crop, in_turn=in_turn),
             streams=Streams.of("x", samples=range(32), device=device),
         ).tokens.cpu()
 
     assert (sample("cpu") == sample("cuda")).float().mean() > 0.99
 
 
-@pytest.mark.parametrize("crop", [None, 2])
+@pytest.mark.parametrize(("crop", "in_turn"), [(None, "no"), (2, "no"), (None, "new")])
 @pytest.mark.parametrize(
     "rule", [MostConfident(), AtRandom(), AboveThreshold(0.1), Remask(), RemaskByConfidence()]
 )
-def test_recorded_calls_give_the_same_samples(rule, crop):
+def test_recorded_calls_give_the_same_samples(rule, crop, in_turn):
     demasker = tiny.demasker(replace(tiny.DEMASKER, across_text=True)).cuda()
     denoiser = tiny.denoiser(replace(CONDITIONAL, self_conditioned=True)).cuda()
-    how = Decoding(calls=8, rule=rule, temperature=1.0, top_p=0.9, crop=crop)
+    head = tiny.causal_head().cuda()
+    how = Decoding(calls=8, rule=rule, temperature=1.0, top_p=0.9, crop=crop, in_turn=in_turn)
     options = {"shape": (6, 16), "num_steps": 8, "self_conditioned": True}
 
     @torch.no_grad()
@@ -116,7 +118,7 @@ def test_recorded_calls_give_the_same_samples(rule, crop):
                 engine=engine,
                 **options,
             ),
-            Guided(demasker),
+            Guided(demasker, head=head),
             Canvas.empty(32, 16, mask_id=MASK, eos_id=tiny.EOS, device="cuda"),
             how,
             streams=Streams.of(seed, samples=range(32), device="cuda"),

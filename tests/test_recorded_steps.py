@@ -7,9 +7,11 @@ import tiny
 import torch
 
 from crocodil.pipeline.drawing import ConditionStep
-from crocodil.sampling.configs import Drawing
-from crocodil.sampling.decode import Engine
+from crocodil.sampling.configs import Decoding, Drawing
+from crocodil.sampling.decode import DemaskerStep, Engine, RevealConfig, reveal
+from crocodil.sampling.guidance import Guided
 from crocodil.sampling.register_draw import Schedule, draw_registers
+from crocodil.sampling.state import Canvas
 
 NOISY = {"register_noise": 0.75}
 
@@ -38,6 +40,25 @@ def test_the_steps_of_a_draw_are_functions_of_tensors(knobs):
         engine=Engine(play),
     )
     assert steps == ["Begin", "DDIMStep", "DDIMStep", "End"]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("in_turn", ["no", "new", "all"])
+@pytest.mark.parametrize("crop", [None, 2])
+def test_a_call_is_a_function_of_tensors(in_turn, crop, monkeypatch):
+    """With a causal head, it draws as many tokens as there may be: how many there are is a value."""
+    demask = Guided(tiny.demasker().to("meta"), head=tiny.causal_head().to("meta"))
+    decoding = Decoding(calls=4, rule="revise", pace="text", in_turn=in_turn, crop=crop)
+    canvas = Canvas(torch.empty(3, 8, dtype=torch.long, device="meta"), tiny.MASK, tiny.EOS)
+    config = RevealConfig.of(canvas, decoding, decoding.plan(8))
+    step = DemaskerStep(demask, config, reveal, num_rows=8)
+    bounds = torch.empty(4, dtype=torch.long, device="meta")
+    read_length = None if crop is None else torch.empty(3, dtype=torch.long, device="meta")
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: False)  # it does not know this device
+    keys = tiny.streams(3).keys.to("meta")
+    revealed = step(canvas.tokens, canvas.given(), tiny.bank(3).to("meta"), keys, bounds, None, None, read_length)
+    assert all(part.is_meta for part in revealed if part is not None)
+    assert revealed.tokens.shape == (3, 8)
 
 
 @torch.no_grad()
