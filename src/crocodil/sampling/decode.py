@@ -309,7 +309,7 @@ class DemaskerStep:
 
 def _alone(
     tokens: TokenIds, registers: RegisterBank | None, read_length: ReadLength
-) -> tuple[Sequence[TokenIds], Sequence[RegisterBank | None], Sequence[ReadLength]]:
+) -> tuple[Sequence[Tensor], Sequence[Tensor | None], Sequence[Tensor]]:
     """Return the canvas, the registers and the length to read of each sample alone."""
     banks = [None] * len(tokens) if registers is None else registers.split(1)
     return tokens.split(1), banks, read_length.split(1)
