@@ -157,7 +157,7 @@ def drawn_in_turn(
             is_new &= (tokens[number] == canvas.mask_id) | (proposed[number] != tokens[number])
         if canvas.eos_id is not None:
             is_new &= proposed[number] != canvas.eos_id
-        places = [place for place in is_new.nonzero().flatten().tolist() if place < end]
+        places = is_new.nonzero().flatten().tolist()  # all of them are read
         seen = proposed[row].clone()
         seen[0, places] = canvas.mask_id
         seen[is_open[row] & ~kept[row]] = canvas.mask_id

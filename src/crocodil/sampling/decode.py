@@ -386,8 +386,6 @@ def reveal(
         is_new = kept if config.decoding.in_turn == "all" else kept & (hidden | (proposed != tokens))
         if config.eos_id is not None:
             is_new = is_new & (proposed != config.eos_id)  # the demasker decides where a text ends
-        if read_length is not None:
-            is_new = is_new & _is_read(tokens, read_length)
 
         def choose(logits: RowLogits, index: Int[Tensor, "B"]) -> RowTokens:
             return _propose(config, logits, index[:, None], tokens, given, streams, allowed).tokens[:, 0]
