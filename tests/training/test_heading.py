@@ -222,6 +222,23 @@ def test_stage_head_inherits_the_operations_of_base_and_guided(headed):
     assert work["flops"] > 0
 
 
+def test_a_head_of_an_exported_model_is_trained_without_its_run(trained, corpus, headed, tmp_path):
+    run = replace(heading(corpus), head_of=trained / "guided" / "model")
+    assert run_stage("head", run, Workspace(corpus, tmp_path / "own", tmp_path / "own"))
+    there, here = (
+        load_file(out / "head" / "model" / "causal_head" / "model.safetensors")
+        for out in (headed, tmp_path / "own")
+    )
+    assert all(torch.equal(here[name], there[name]) for name in there)
+    with pytest.raises(ValueError, match="is missing: head_of is an exported model"):
+        run_stage(
+            "head", replace(run, head_of=tmp_path), Workspace(corpus, tmp_path / "other", tmp_path / "other")
+        )
+    other = replace(run.demasker, backbone=replace(run.demasker.backbone, mlp_width=8))
+    with pytest.raises(ValueError, match="has another shape than the run"):
+        run_stage("head", replace(run, demasker=other), Workspace(corpus, tmp_path / "other", tmp_path / "other"))
+
+
 def test_export_puts_the_head_into_the_model_and_its_tokens_are_drawn_in_turn(trained, corpus, headed, tmp_path):
     for stage in ("guided", "prior"):
         (headed / stage).symlink_to(trained / stage)

@@ -59,6 +59,7 @@ from crocodil.training.stage_setup import (
     JOINT_PRIOR,
     TRAINED_STAGES,
     denoiser_folder,
+    head_networks,
     retokenizer,
     started_base,
 )
@@ -87,7 +88,7 @@ _FIELDS = {
     "prompted": (
         "lengths", "prompted_loop", "prompted_objective", "prior_objective", "guided_objective", "pretrained.qwen",
     ),
-    "head": ("lengths", "head_loop", "head_objective", "guided_objective", "pretrained.qwen"),
+    "head": ("lengths", "head_loop", "head_objective", "guided_objective", "pretrained.qwen", "head_of"),
 }  # fmt: skip
 # The files of earlier stages that each stage reads.
 _SOURCES = {
@@ -170,6 +171,9 @@ def _start(name: str, run: Run, workspace: Workspace, *, resume: bool) -> None:
         sources |= {path: checksum_of(folder) for path, folder in teacher_folders(run, workspace).items()}
         students = student_folders(run)
         sources |= {f"student {prior} to go on from": checksum_of(folder) for prior, folder in students.items()}
+    if name == "head" and run.head_of is not None:
+        folders = head_networks(run, workspace)
+        sources |= {f"{network} of the model": checksum_of(folder) for network, folder in folders.items()}
     if name == "prompted" and run.pairs is not None:
         sources["pairs"] = checksum_of(run.pairs / PAIRS_FILE)
     num_done = num_steps_done(out)

@@ -108,6 +108,7 @@ class Run:
     guided_start: Folder | None = None  # in stage guided: go on from the folder `model` of another stage guided
     encoder_learns: bool = True  # in stage guided; false: it stays that of guided_start (decision D81)
     conditional_start: Folder | None = None  # in stage conditional: go on from `model` of another one
+    head_of: Folder | None = None  # in stage head: the model to train a head for; None: that of stage guided
     distilled_start: Folder | None = None  # in stage distilled: go on with the students of `model` of another one
     teacher_texts: tuple[Folder, ...] = ()  # in stage guided: folders that `crocodil teach` wrote (decision D77)
     teacher_rate: Share = 0.5  # share of a batch that they are; the encoder is fixed then

@@ -59,6 +59,8 @@ def inherited_flops(name: str, run: Run, workspace: Workspace) -> Flops:
         return spent if run.pretrained.llada is None else {"base": None}  # others trained it
     if name == "guided" and run.guided_start is not None:
         return _flops_of_start("guided", run.guided_start, Shapes.of(run))
+    if name == "head" and run.head_of is not None and not workspace.has_other_source:
+        return _flops_of_start("guided", run.head_of, Shapes.of(run))
     if name == "guided" and not (workspace.source / "base" / "model").exists():
         return {"base": None}
     record = read_record(workspace.source)

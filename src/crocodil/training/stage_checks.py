@@ -4,6 +4,7 @@ from pathlib import Path
 
 from crocodil.checkpoints.causal import read_causal_config
 from crocodil.checkpoints.format import model_config
+from crocodil.checkpoints.tensors import CONFIG_FILE
 from crocodil.corpus.shards import TOKENIZER_FILE, Corpus
 from crocodil.models.demasker import DemaskerConfig
 from crocodil.models.llada import LLaDAConfig
@@ -15,6 +16,7 @@ from crocodil.training.stage_setup import (
     STAGES,
     TRAINED_STAGES,
     denoiser_folder,
+    head_networks,
     pair_source,
     started_base,
     teacher_data,
@@ -48,8 +50,7 @@ def check_stage(name: str, run: Run, workspace: Workspace) -> None:
         _check_distilled(run, workspace)
         student_folders(run)
     if name == "head":
-        for network in ("encoder", "demasker"):
-            workspace.finished("guided", network)
+        _check_head(run, workspace)
     if name == "prompted":
         for stage, network in (("guided", "encoder"), ("guided", "demasker"), ("conditional", "denoiser")):
             workspace.finished(stage, network)
@@ -96,6 +97,17 @@ def _check_distilled(run: Run, workspace: Workspace) -> None:
         width = model_config(run.weak_prior).condition_width
         if width not in {teacher.condition_width for teacher in teachers}:
             raise ValueError(f"{run.weak_prior} guides none of the teachers: it has another condition than they")
+
+
+def _check_head(run: Run, workspace: Workspace) -> None:
+    shapes = {"encoder": run.encoder, "demasker": run.demasker}
+    for name, folder in head_networks(run, workspace).items():
+        if not (folder / CONFIG_FILE).exists():
+            raise ValueError(
+                f"{folder} is missing: head_of is an exported model, or the folder model of a stage guided"
+            )
+        if model_config(folder) != shapes[name]:
+            raise ValueError(f"{folder} has another shape than the run: use the preset that it was trained with")
 
 
 def _check_conditional_start(start: Path) -> None:

@@ -251,12 +251,13 @@ def pair_data(source: PairSource, loop: LoopConfig, ranks: Ranks) -> PairData:
 
 
 def head_stage(run: Run, workspace: Workspace) -> tuple[Stage, LoopConfig]:
-    loop, device = run.head_loop, workspace.device
-    demasker = loaded(workspace.finished("guided", "demasker"), Demasker, device).requires_grad_(False)
+    loop, device, folders = run.head_loop, workspace.device, head_networks(run, workspace)
+    encoder = loaded(folders["encoder"], RegisterEncoder, device).requires_grad_(False)
+    demasker = loaded(folders["demasker"], Demasker, device).requires_grad_(False)
     head = CausalHead(CausalHeadConfig(backbone=demasker.config.backbone))
     stage = HeadStage(
         workspace.to_device(head.init_weights(demasker.backbone, generator_for("head", loop.seed))),
-        workspace.trained_encoder().requires_grad_(False),
+        encoder,
         demasker,
         workspace.data(run, loop),
         run.head_objective,
@@ -265,6 +266,14 @@ def head_stage(run: Run, workspace: Workspace) -> tuple[Stage, LoopConfig]:
         run.num_prior_registers,
     )
     return stage, loop
+
+
+def head_networks(run: Run, workspace: Workspace) -> dict[str, Path]:
+    """Return the folders of the frozen networks of stage head: of stage guided, or of the model `head_of`."""
+    names = ("encoder", "demasker")
+    if run.head_of is None:
+        return {name: workspace.finished("guided", name) for name in names}
+    return {name: run.head_of / name for name in names}
 
 
 TRAINED_STAGES: dict[str, Callable[[Run, Workspace], tuple[Stage, LoopConfig]]] = {
