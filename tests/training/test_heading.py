@@ -192,6 +192,13 @@ def test_validation_compares_tokens_drawn_at_once_and_in_turn(headed):
         assert last[f"valid top-1 at mask {prob} in turn"] > 0
 
 
+def test_a_list_of_runs_shows_a_stage_beyond_the_paper_where_a_run_has_begun_it(headed):
+    listed = CliRunner().invoke(cli.app, ["runs", "list", str(headed.parent)]).output
+    header = next(line for line in listed.splitlines() if "guided" in line)
+    assert "head" in header
+    assert "prompted" not in header
+
+
 def test_only_the_head_is_saved_and_it_loads(headed):
     folders = [path.name for path in (headed / "head" / "model").iterdir()]
     assert folders == ["causal_head"]

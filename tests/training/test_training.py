@@ -772,7 +772,7 @@ def test_the_command_line_trains_resumes_shows_and_estimates(corpus, tmp_path):
     assert "valid top-1 at mask 0.5" in shown
     assert command.invoke(cli.app, ["train", "show", out]).output == shown  # the old form
     listed = command.invoke(cli.app, ["runs", "list", str(tmp_path)]).output
-    assert re.search(r"│ run\s+│ finished │ -\s+│ -\s+│ -\s+│ -\s+│ -\s+│", listed)
+    assert re.search(r"│ run\s+│ finished │ -\s+│ -\s+│ -\s+│ -\s+│\s", listed)
     for arguments, message in (
         (["train", "base", "--preset", "tiny", "--out", out], "--data .* and --out .* are required"),
         (["runs", "show", str(tmp_path)], "holds no run"),

@@ -30,17 +30,19 @@ def show(directory: Annotated[Path, typer.Argument(metavar="RUN", help="The fold
 def list_runs(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="A folder of runs.")] = Path(),
 ) -> None:
-    """List the runs in a folder and how far each stage is."""
+    """List the runs in a folder and how far each stage is, stages beyond the paper only where one has begun."""
     from rich.console import Console
 
     from crocodil.training.run_config import RUN_FILE
-    from crocodil.training.stage_setup import STAGES
+    from crocodil.training.stage_setup import STAGES, STAGES_OF_PAPER
 
     folders = sorted(file.parent for file in directory.glob(f"*/{RUN_FILE}"))
     if not folders:
         raise ValueError(f"{directory} has no runs: none of its folders has a {RUN_FILE}")
-    rows = [(folder.name, *(_progress_of(folder, stage) for stage in STAGES)) for folder in folders]
-    Console().print(table([(f"Runs in {directory}",), ("run", *STAGES), *rows]))
+    progress = {stage: [_progress_of(folder, stage) for folder in folders] for stage in STAGES}
+    shown = [stage for stage in STAGES if stage in STAGES_OF_PAPER or {*progress[stage]} != {"-"}]
+    rows = zip([folder.name for folder in folders], *(progress[stage] for stage in shown), strict=True)
+    Console().print(table([(f"Runs in {directory}",), ("run", *shown), *rows]))
 
 
 def _progress_of(run: Path, stage: str) -> str:

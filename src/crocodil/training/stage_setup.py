@@ -285,7 +285,8 @@ TRAINED_STAGES: dict[str, Callable[[Run, Workspace], tuple[Stage, LoopConfig]]] 
     "prompted": prompted_stage,
     "head": head_stage,
 }
-STAGES = ("base", "guided", "registers", "prior", "conditional", "distilled", "prompted", "head")
+STAGES_OF_PAPER = ("base", "guided", "registers", "prior", "conditional")
+STAGES = (*STAGES_OF_PAPER, "distilled", "prompted", "head")
 
 
 # ---------------------------------------------------------------- networks
