@@ -77,9 +77,10 @@ def headed(pipe):
 
 @pytest.mark.parametrize("in_turn", ["new", "all"])
 def test_tokens_in_turn_are_other_tokens_and_the_same_in_a_batch_of_any_size(headed, in_turn):
-    made = [headed.generate(3, calls=4, in_turn=in_turn, batch_size=size) for size in (1, 3)]
+    knobs = {"calls": 3, "length": 20}
+    made = [headed.generate(3, in_turn=in_turn, batch_size=size, **knobs) for size in (1, 3)]
     assert torch.equal(made[0].tokens, made[1].tokens)
-    assert not torch.equal(made[0].tokens, headed.generate(3, calls=4).tokens)
+    assert not torch.equal(made[0].tokens, headed.generate(3, **knobs).tokens)
 
 
 def test_the_causal_head_counts_as_a_network_that_reads_the_canvas_in_each_call(headed):
