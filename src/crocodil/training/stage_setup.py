@@ -43,7 +43,7 @@ from crocodil.training.adapting import add_adapters, freeze_embeddings, init_fro
 from crocodil.training.data import CachedRegisters, register_statistics
 from crocodil.training.distilling import DistilledStage, Teacher
 from crocodil.training.guiding import GuidedStage, JointPrior
-from crocodil.training.in_turn import HeadStage
+from crocodil.training.head import HeadStage
 from crocodil.training.loop import LoopConfig, Stage
 from crocodil.training.matching import MatchedStage
 from crocodil.training.pair_data import PairData, PairSource

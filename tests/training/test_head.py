@@ -19,7 +19,7 @@ from crocodil.pipeline import Crocodil
 from crocodil.presets.runs import tiny as tiny_preset
 from crocodil.seeding import Streams, generator_for
 from crocodil.training.estimate import step_flops
-from crocodil.training.in_turn import HeadStage
+from crocodil.training.head import HeadStage
 from crocodil.training.run import run_stage
 from crocodil.training.stage_setup import head_stage
 from crocodil.training.workspace import Workspace
