@@ -320,14 +320,14 @@ def _is_read(tokens: TokenIds, read_length: ReadLength) -> Positions:
 
 
 def _positions(chosen: Positions, count: int) -> PositionIndices:
-    """Return the chosen positions from left to right, padded to `count` with a position outside of the canvas.
+    """Return the first `count` chosen positions from left to right, padded with a position outside of the canvas.
 
     On a CPU, they are padded only to the largest number of any sample.
     """
     num_samples, length = chosen.shape
     if chosen.device.type == "cpu":
         count = min(count, int(chosen.sum(dim=1).max()))
-    rank = (chosen.cumsum(dim=1) - 1).where(chosen, count)  # all others go to an extra column
+    rank = (chosen.cumsum(dim=1) - 1).clamp(max=count).where(chosen, count)  # all others go to an extra column
     index = torch.arange(length, device=chosen.device).expand_as(chosen)
     outside = torch.full((num_samples, count + 1), length, device=chosen.device)
     return outside.scatter(1, rank, index)[:, :count]
