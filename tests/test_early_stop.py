@@ -23,7 +23,7 @@ from crocodil.processes.gaussian import (
 from crocodil.processes.registers import block_index, normalise
 from crocodil.sampling.configs import Drawing
 from crocodil.sampling.cost import Cost
-from crocodil.sampling.early_stop import EarlyStop
+from crocodil.sampling.early_stop import EarlyStop, least_noise_read
 from crocodil.sampling.register_draw import draw_registers
 from crocodil.training.run_config import Pretrained, RunSummary
 
@@ -156,3 +156,23 @@ def test_a_model_stops_its_draws_where_the_training_of_its_prior_began():
     for knobs in ({"register_noise": 0.5}, {"early_stop": False}):
         with pytest.raises(ValueError, match=r"trained at noise 0.7 and above .*: use --early-stop and"):
             _settings(run, networks, knobs)
+    few = {"register_noise": 0.5, "prior_steps": 4, "refresh_steps": 4}  # only the end of a draw has less noise
+    assert _settings(run, networks, few).drawing.register_noise == 0.5
+
+
+@pytest.mark.parametrize("knobs", [{"largest_offset": 0.1}, {"time_shift": 0.5}, {"refresh_from": 0.5}])
+def test_no_step_of_a_draw_or_a_refresh_reads_less_noise_than_is_said(knobs):
+    read = []
+
+    def denoise(noisy, time):
+        signal, noise = signal_and_noise_level(time)
+        read.append((noise / signal).max().item())
+        return torch.zeros_like(noisy)
+
+    drawing = Drawing(prior_steps=4, refresh_steps=3, register_noise=0.5, early_stop=True, **knobs)
+    options = {"shape": SHAPE, "streams": tiny.streams(1)}
+    draw_registers(denoise, drawing, num_steps=4, **options)
+    draw_registers(denoise, drawing, num_steps=3, replaced=POINTS[:1], **options)
+    assert len(read) == 7
+    assert min(read) == pytest.approx(least_noise_read(drawing), rel=1e-4)
+    assert min(read) > 0.5

@@ -153,12 +153,20 @@ def _settings(run: "RunSummary", networks: Mapping[str, Path], knobs: dict[str, 
                 defaults = replace(defaults, distilled_steps=run.distil_objective.draw_steps)
                 trained_with |= {"early_stop": True, "register_noise": run.distil_objective.stop_noise}
     decoding, drawing = with_knobs(defaults.decoding, defaults.drawing, trained_with | knobs)
-    if smallest and not (drawing.early_stop and drawing.register_noise >= smallest):
-        raise ValueError(
-            f"the prior was trained at noise {smallest} and above (prior_objective.smallest_noise): use "
-            f"--early-stop and --register-noise {smallest} or more"
-        )
+    if smallest:
+        _check_noise(drawing, smallest)
     return replace(defaults, decoding=decoding, drawing=drawing)
+
+
+def _check_noise(drawing: Drawing, smallest: float) -> None:
+    """Raise if a step of a draw reads registers with less noise than the prior was trained with (decision D78)."""
+    from crocodil.sampling.early_stop import least_noise_read
+
+    if not drawing.early_stop or least_noise_read(drawing) < smallest:
+        raise ValueError(
+            f"the prior was trained at noise {smallest} and above (prior_objective.smallest_noise), and the last step "
+            f"of a draw would read less: use --early-stop and --register-noise {smallest} or more, or fewer steps"
+        )
 
 
 def _moments(model: "Crocodil", corpus: "Corpus", count: int) -> "MomentsByNetwork":

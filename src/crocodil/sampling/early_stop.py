@@ -13,7 +13,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from crocodil.processes.gaussian import Offsets, effective_time, last_base_time, signal_and_noise_level
+from crocodil.processes.gaussian import (
+    Offsets,
+    base_time_at,
+    effective_time,
+    last_base_time,
+    signal_and_noise_level,
+)
 from crocodil.processes.registers import normalise, perturb
 from crocodil.sampling.configs import Drawing
 from crocodil.seeding import Streams
@@ -85,6 +91,16 @@ class StopLevels(NamedTuple):
         """
         registers = normalise(unstandardise(stopped / self.signal))
         return perturb(registers * self.longer.to(registers.dtype), std=self.lacking, streams=streams)
+
+
+def least_noise_read(drawing: Drawing) -> float:
+    """Return the noise of the last block in the last step of a draw or a refresh: more than where they stop."""
+    largest, shift = drawing.largest_offset, drawing.time_shift
+    end = last_base_time(largest, noise_std=drawing.register_noise, shift=shift)
+    share = min(1 / drawing.prior_steps, drawing.refresh_from / drawing.refresh_steps)
+    time = torch.tensor([base_time_at(share, end=end)])
+    signal, noise = signal_and_noise_level(effective_time(time, torch.tensor([largest]), shift=shift))
+    return (noise / signal).item()
 
 
 def identity(registers: RegisterBank) -> RegisterBank:
