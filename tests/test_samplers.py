@@ -290,6 +290,7 @@ CASES = {
         "rule": Remask(),
         "eos_id": 5,
     },
+    "more new tokens than are drawn in turn": {"in_turn": "new", "num_calls": 16, "rule": AboveThreshold(0.0)},
     "all tokens in turn": {"in_turn": "all", "rule": Revise(), "num_calls": 4, "eos_id": 5, "corrector": 0.5},
     "all tokens in turn, cropped": {"in_turn": "all", "crop": 1, "rule": Revise(), "num_calls": 4, "eos_id": 5},
 }

@@ -189,10 +189,6 @@ def _matches(row: Row, key: Mapping[str, Any]) -> bool:
     return all(name in row and row[name] == value for name, value in key.items())
 
 
-def _has_settings(row: Row, job: Job) -> bool:
-    return _matches(as_json(job.defaults or {}) | row, as_json(job.chosen or {}))
-
-
 def _line(row: Row) -> str:
     return json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n"
 
