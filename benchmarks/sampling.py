@@ -25,8 +25,9 @@ from crocodil.pipeline.engine import compile_blocks
 from crocodil.presets.models import paper_conditional_prior, paper_demasker, paper_encoder, paper_prior
 from crocodil.runtime.graphs import Recorder
 from crocodil.sampling.algorithms import con_within_disc
+from crocodil.sampling.call import PLAIN, Engine, reveal, reveal_rule
 from crocodil.sampling.configs import Decoding, Drawing
-from crocodil.sampling.decode import PLAIN, Engine, decode, planned_calls, reveal, reveal_rule
+from crocodil.sampling.decode import decode, planned_calls
 from crocodil.sampling.guidance import Guided, Unguided
 from crocodil.sampling.register_draw import draw_registers
 from crocodil.sampling.state import Canvas, Draw

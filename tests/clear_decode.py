@@ -14,8 +14,8 @@ from crocodil.processes.reveal import (
     hold_back_eos,
     revises,
 )
+from crocodil.sampling.call import reveal_rule
 from crocodil.sampling.cost import NO_COST, Cost
-from crocodil.sampling.decode import reveal_rule
 from crocodil.sampling.state import Samples
 
 

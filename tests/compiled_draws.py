@@ -9,8 +9,8 @@ import tiny
 import torch
 
 from crocodil.pipeline.engine import engine_for
+from crocodil.sampling.call import PLAIN
 from crocodil.sampling.configs import Drawing
-from crocodil.sampling.decode import PLAIN
 from crocodil.sampling.register_draw import draw_registers
 from crocodil.seeding import Streams, compiled_draws, compiled_words, four_words_each
 

@@ -13,8 +13,9 @@ from crocodil.pipeline.engine import engine_for
 from crocodil.processes.categorical import Allowed
 from crocodil.processes.reveal import AtRandom, MostConfident
 from crocodil.runtime.graphs import eager
+from crocodil.sampling.call import PLAIN, Engine, reveal
 from crocodil.sampling.configs import Decoding
-from crocodil.sampling.decode import PLAIN, Engine, decode, reveal
+from crocodil.sampling.decode import decode
 from crocodil.sampling.guidance import Guided
 from crocodil.sampling.state import Canvas
 from crocodil.seeding import Streams

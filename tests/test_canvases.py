@@ -14,8 +14,9 @@ from crocodil.pipeline.folder import parts_of
 from crocodil.pipeline.settings import BUILTIN
 from crocodil.processes.categorical import Allowed
 from crocodil.processes.reveal import MostConfident, Remask
+from crocodil.sampling.call import settle
 from crocodil.sampling.configs import Decoding
-from crocodil.sampling.decode import decode, settle
+from crocodil.sampling.decode import decode
 from crocodil.sampling.guidance import Unguided
 from crocodil.text.tokenizer import Tokenizer, heal_beginning
 

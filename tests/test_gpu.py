@@ -20,8 +20,8 @@ from crocodil.processes.reveal import AboveThreshold, AtRandom, MostConfident, R
 from crocodil.runtime import graphs
 from crocodil.runtime.graphs import Recorder
 from crocodil.sampling.algorithms import con_then_disc, con_within_disc
+from crocodil.sampling.call import PLAIN, Engine
 from crocodil.sampling.configs import Decoding, Drawing
-from crocodil.sampling.decode import PLAIN, Engine
 from crocodil.sampling.guidance import Guided
 from crocodil.sampling.register_draw import draw_registers
 from crocodil.sampling.state import Canvas

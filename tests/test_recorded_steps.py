@@ -7,8 +7,8 @@ import tiny
 import torch
 
 from crocodil.pipeline.drawing import ConditionStep
+from crocodil.sampling.call import DemaskerStep, Engine, RevealConfig, reveal
 from crocodil.sampling.configs import Decoding, Drawing
-from crocodil.sampling.decode import DemaskerStep, Engine, RevealConfig, reveal
 from crocodil.sampling.guidance import Guided
 from crocodil.sampling.register_draw import Schedule, draw_registers
 from crocodil.sampling.state import Canvas

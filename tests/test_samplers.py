@@ -38,6 +38,7 @@ from crocodil.processes.reveal import (
 from crocodil.sampling import decode as decoding_loop
 from crocodil.sampling import register_draw
 from crocodil.sampling.algorithms import autoencode, con_then_disc, con_within_disc
+from crocodil.sampling.call import settle as settle_canvas
 from crocodil.sampling.configs import Decoding, Drawing
 from crocodil.sampling.cost import NO_COST, Cost, Size
 from crocodil.sampling.guidance import Guided, GuidedDenoiser, Unguided, strengthened
@@ -116,9 +117,7 @@ def decode(demask, tokens, how, *, allowed=None, **options):
 
 
 def settle(demask, tokens, how, allowed, *, streams):
-    canvas, cost = decoding_loop.settle(
-        demask, Canvas(tokens, MASK, how.eos_id, allowed), how.decoding, streams=streams
-    )
+    canvas, cost = settle_canvas(demask, Canvas(tokens, MASK, how.eos_id, allowed), how.decoding, streams=streams)
     return canvas.tokens, cost
 
 

@@ -164,8 +164,8 @@ def _check_noise(drawing: Drawing, smallest: float) -> None:
 
     if not drawing.early_stop or least_noise_read(drawing) < smallest:
         raise ValueError(
-            f"the prior was trained at noise {smallest} and above (prior_objective.smallest_noise), and the last step "
-            f"of a draw would read less: use --early-stop and --register-noise {smallest} or more, or fewer steps"
+            f"the prior was trained at noise {smallest} and above (prior_objective.smallest_noise), and the last "
+            f"step of a draw would read less: use --early-stop and --register-noise {smallest}, or fewer steps"
         )
 
 

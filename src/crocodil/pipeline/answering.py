@@ -27,9 +27,9 @@ from crocodil.pipeline.networks import Networks
 from crocodil.pipeline.settings import Method
 from crocodil.processes.gaussian import OnStep
 from crocodil.sampling import algorithms
+from crocodil.sampling.call import Engine
 from crocodil.sampling.configs import Decoding, Drawing
 from crocodil.sampling.cost import Cost
-from crocodil.sampling.decode import Engine
 from crocodil.sampling.guidance import Guided
 from crocodil.sampling.register_draw import draw_registers
 from crocodil.sampling.state import Canvas, Draw, Samples, refresh_streams

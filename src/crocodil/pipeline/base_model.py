@@ -30,9 +30,10 @@ from crocodil.pipeline.results import Generation, OnSnapshot, snapshots
 from crocodil.pipeline.settings import SETTINGS_FILE, model_folder, read_settings
 from crocodil.processes.plan import DecodePlan
 from crocodil.runtime.devices import checked_device, default_device, default_dtype
+from crocodil.sampling.call import Engine
 from crocodil.sampling.configs import Decoding
 from crocodil.sampling.cost import Cost
-from crocodil.sampling.decode import Engine, decode
+from crocodil.sampling.decode import decode
 from crocodil.sampling.guidance import PromptGuided, Unguided
 from crocodil.sampling.state import Canvas, Samples
 from crocodil.seeding import Streams

@@ -15,9 +15,9 @@ from crocodil.models.register_encoder import RegisterEncoder
 from crocodil.pipeline.canvases import NOTHING, masked_canvas
 from crocodil.processes.gaussian import OnStep
 from crocodil.runtime.devices import check_finite
+from crocodil.sampling.call import Engine
 from crocodil.sampling.configs import Drawing
 from crocodil.sampling.cost import Cost
-from crocodil.sampling.decode import Engine
 from crocodil.sampling.register_draw import Schedule, draw_registers
 from crocodil.sampling.state import Draw
 from crocodil.seeding import Streams

@@ -9,7 +9,7 @@ from torch import nn
 from crocodil.models.llada import LLaDAConfig
 from crocodil.runtime.devices import free_memory
 from crocodil.runtime.graphs import Inputs, Play, Recorder
-from crocodil.sampling.decode import PLAIN, Engine, reveal
+from crocodil.sampling.call import PLAIN, Engine, reveal
 from crocodil.seeding import compiled_draws
 
 LARGEST_BATCH = 256  # larger batches are not faster

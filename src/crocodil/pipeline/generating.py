@@ -13,9 +13,10 @@ from crocodil.pipeline.networks import Networks
 from crocodil.pipeline.settings import Method
 from crocodil.processes.gaussian import OnStep
 from crocodil.sampling import algorithms
+from crocodil.sampling.call import Engine, settle
 from crocodil.sampling.configs import Decoding, Drawing
 from crocodil.sampling.cost import NO_COST, Cost
-from crocodil.sampling.decode import Engine, decode, settle
+from crocodil.sampling.decode import decode
 from crocodil.sampling.guidance import Demask, Guided, Unguided
 from crocodil.sampling.state import Canvas, Draw, Samples
 from crocodil.seeding import Streams

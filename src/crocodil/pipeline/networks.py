@@ -43,7 +43,7 @@ from crocodil.pipeline.pricing import Pricing
 from crocodil.pipeline.running import Runner
 from crocodil.pipeline.settings import BUILTIN, Settings
 from crocodil.runtime.devices import checked_device, default_device, default_dtype
-from crocodil.sampling.decode import Engine
+from crocodil.sampling.call import Engine
 from crocodil.sampling.guidance import Guided
 from crocodil.sampling.state import Canvas
 from crocodil.text.retokenizer import Retokenizer

@@ -12,9 +12,10 @@ from collections.abc import Callable, Collection
 
 import torch
 
+from crocodil.sampling.call import PLAIN, Engine
 from crocodil.sampling.configs import Decoding
 from crocodil.sampling.cost import NO_COST, Cost
-from crocodil.sampling.decode import PLAIN, Engine, OnCall, decode
+from crocodil.sampling.decode import OnCall, decode
 from crocodil.sampling.guidance import Demask
 from crocodil.sampling.state import Canvas, Draw, Refresh, Samples
 from crocodil.seeding import Streams

@@ -24,9 +24,9 @@ from crocodil.processes.gaussian import (
 )
 from crocodil.processes.registers import block_index, normalise, perturb
 from crocodil.runtime.devices import check_finite
+from crocodil.sampling.call import PLAIN, Engine
 from crocodil.sampling.configs import Drawing
 from crocodil.sampling.cost import Cost
-from crocodil.sampling.decode import PLAIN, Engine
 from crocodil.sampling.early_stop import EarlyStop, StopLevels, identity, scale_of
 from crocodil.sampling.guidance import DualGuided, FlowMap, GuidedDenoiser
 from crocodil.sampling.state import Draw
