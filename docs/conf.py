@@ -26,6 +26,7 @@ CONTENTS = {  # of the pages that have others below them
         "how-it-works",
         "results",
         "sampling",
+        "speed",
         "play",
         "training",
         "more-stages",

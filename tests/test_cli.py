@@ -97,7 +97,10 @@ def test_a_mistake_is_one_line_that_names_it(capsys, monkeypatch, arguments, mes
 def test_a_command_says_at_once_which_extra_it_lacks(capsys, monkeypatch, arguments, package, extra):
     monkeypatch.setitem(sys.modules, package, None)
     answer = failure(capsys, monkeypatch, *arguments)
-    assert answer == (1, f"crocodil: {package} not installed: pip install 'crocodil[{extra}]'\n")
+    assert answer == (
+        1,
+        f"crocodil: {package} not installed: pip install 'crocodil[{extra}]' ('.[{extra}]' in a clone)\n",
+    )
 
 
 WITHOUT_TORCH = [

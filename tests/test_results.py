@@ -264,7 +264,7 @@ def test_the_page_says_which_targets_the_built_in_model_reaches(own_rows):
     machines = {(row["machine"], row["threads"]) for row in own_rows["cpu-seconds"]}
     assert machines == {("x86_64", 2)}
     row = f"| {at['calls']} | " + " | ".join(f"{value:.1f}" for value in seconds)
-    assert f"| built-in model, on two threads of an x86-64 server {row} |" in (DOCS / "sampling.md").read_text()
+    assert f"| built-in model, on two threads of an x86-64 server {row} |" in (DOCS / "speed.md").read_text()
 
 
 def test_the_page_states_what_lies_between_two_programs(own_rows):

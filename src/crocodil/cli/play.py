@@ -40,7 +40,8 @@ def play(
         raise ValueError(f"{printable(export)} exists: choose a new folder")
     if export is not None and (host, port) != (LOCAL, PORT):
         raise ValueError("--export writes a page and serves none: leave out --host and --port")
-    check_installed("play", "rapidfuzz", *(["starlette", "uvicorn"] if export is None else []))
+    if export is None:
+        check_installed("play", "starlette", "uvicorn")
     from crocodil.pipeline import Crocodil
 
     typer.echo("loading the model ...", err=True)

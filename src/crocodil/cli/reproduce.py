@@ -177,7 +177,7 @@ def reproduce(
     ] = False,
 ) -> None:
     """Compute the tables and figures of the paper and write a report. If stopped, run it again to continue."""
-    check_installed("eval", "faiss", "rapidfuzz")
+    check_installed("eval", "faiss")
     given = {"preset": preset, "judge": judge, "embedder": embedder, "seed": seed}
     how = by_preset(given, paper_steps) if protocol is None else by_file(protocol, given, paper_steps)
     if estimate:

@@ -71,7 +71,9 @@ def about(
 def check_installed(extra: str, *packages: str) -> None:
     """Check for the packages of an extra now, not after minutes of work."""
     if missing := [name for name in packages if find_spec(name) is None]:
-        raise ValueError(f"{' and '.join(missing)} not installed: pip install 'crocodil[{extra}]'")
+        raise ValueError(
+            f"{' and '.join(missing)} not installed: pip install 'crocodil[{extra}]' ('.[{extra}]' in a clone)"
+        )
 
 
 def table(rows: "list[tuple[str, ...]]") -> object:

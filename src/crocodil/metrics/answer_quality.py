@@ -28,7 +28,7 @@ def edit_similarity(answer: str, real: str) -> float:
     try:
         from rapidfuzz.distance import Levenshtein
     except ImportError as missing:
-        raise ValueError("the edit similarity needs rapidfuzz: pip install 'crocodil[eval]'") from missing
+        raise ValueError("the edit similarity needs rapidfuzz: pip install rapidfuzz") from missing
     return Levenshtein.normalized_similarity(answer.rstrip(), real.rstrip())
 
 

@@ -22,7 +22,7 @@ def character_error_rate(reference: str, text: str) -> float:
     try:
         from rapidfuzz.distance import Levenshtein
     except ImportError as missing:
-        raise ValueError("the character error rate needs rapidfuzz: pip install 'crocodil[eval]'") from missing
+        raise ValueError("the character error rate needs rapidfuzz: pip install rapidfuzz") from missing
     return Levenshtein.distance(text, reference) / max(len(reference), 1)
 
 
