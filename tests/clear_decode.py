@@ -143,10 +143,9 @@ def drawn_in_turn(
 ):
     """One token after the other, each with the whole head."""
     proposed, backbone, length = proposed.clone(), demask.demasker.backbone, tokens.shape[1]
-    text = given if canvas.allowed is None else given | (canvas.allowed.row > 0)
-    cuts_text = before_given_text(tokens, given=text, eos_id=canvas.eos_id or 0)
     calls = plan.calls_per_block - decoding.corrector_calls(plan.calls_per_block)
-    most = length if decoding.in_turn == "all" else min(length, 4 * -(-length // calls))
+    size = plan.block_size
+    most = size if decoding.in_turn == "all" else min(size, 4 * -(-size // calls))
     for number in range(len(tokens)):
         row = slice(number, number + 1)
         end = length if read_length is None else int(read_length[number])
@@ -163,8 +162,8 @@ def drawn_in_turn(
         seen[is_open[row] & ~kept[row]] = canvas.mask_id
         for place in places[:most]:
             logits = backbone.logits(demask.head(states[:, :end], seen[:, :end], backbone))[0, place].clone()
-            if canvas.eos_id is not None and cuts_text[number, place]:
-                logits[canvas.eos_id] = -torch.inf
+            if canvas.eos_id is not None:
+                logits[canvas.eos_id] = -torch.inf  # the demasker decides where a text ends
             if canvas.allowed is not None and canvas.allowed.row[number, place]:
                 logits[~canvas.allowed.tokens[canvas.allowed.row[number, place]]] = -torch.inf
             proposal = propose_tokens(

@@ -1,6 +1,7 @@
 """Answers to prompts are measured: exact values on pairs made by hand, and rows of every method."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,13 +10,17 @@ from typer.testing import CliRunner
 
 from crocodil import cli
 from crocodil.corpus.pairs import Pair, Pairs, write_pairs
-from crocodil.judges import LanguageModel
+from crocodil.judges import Evaluator, LanguageModel
 from crocodil.judges.continuing import continued
 from crocodil.judges.judged_answers import JudgedPairs
 from crocodil.pipeline import Crocodil, Settings
+from crocodil.reproduce.context import Context
+from crocodil.reproduce.experiments import completions
 from crocodil.reproduce.experiments.completions import most_common, place_of
+from crocodil.reproduce.protocol import TINY
 from crocodil.reproduce.store import read_rows, select
 from crocodil.runtime.sandbox import can_run_checks
+from crocodil.sampling.configs import Decoding
 
 DOUBLE = 'def double(x):\n    """Return twice x.\n\n    >>> double(2)\n    4\n    """\n'
 PAIRS = [
@@ -159,6 +164,23 @@ def test_every_kind_is_answered_by_every_method_once_and_rows_hold_their_conditi
         has_bits = row["method"] != "causal" and row["empty_share"] < 1  # no judge judges its own texts
         assert (row["bits_per_byte"] is not None) == has_bits
     assert all(row["exact_match"] == 1 for row in select(rows, method="real"))
+
+
+def test_answers_are_measured_again_if_the_default_settings_change(results, corpus, judge_folder, pairs, tmp_path):
+    pipe = Crocodil.from_pretrained(results.parent / "model", device="cpu")
+    evaluator = Evaluator(judge=LanguageModel.load(judge_folder), tokenizer=pipe.tokenizer)
+
+    def computed(**decoding):
+        settings = replace(pipe.settings, decoding=Decoding(**decoding))
+        context = Context.for_model(
+            replace(pipe, settings=settings),
+            corpus=corpus, evaluator=evaluator, protocol=TINY, results=tmp_path, pairs=Pairs(pairs),
+        )  # fmt: skip
+        return select(completions.compute(context), method="conthendisc")
+
+    first = computed(temperature=1.0)
+    assert computed(temperature=1.0) == first
+    assert not [row for row in computed(temperature=0.0, crop=8) if row in first]
 
 
 def test_the_base_answers_at_the_cost_of_the_guided_method(rows):

@@ -289,6 +289,11 @@ def test_a_row_stays_valid_when_a_part_that_it_does_not_use_changes(tmp_path):
     assert store(base="b").rows("rows") == store(prior="q").rows("rows")  # a base where there was none
 
 
+def test_an_old_name_of_a_rule_is_the_candidate_of_its_new_name():
+    old, new = (replace(TINY, swept={"rule": (rule,)}) for rule in ("most confident", "confidence"))
+    assert old.candidates(guided=False) == new.candidates(guided=False)
+
+
 def test_a_row_is_replaced_when_another_candidate_is_chosen(tmp_path):
     def found(rule):
         job = Job({"calls": 8}, lambda: {"rule": rule}, chosen={"rule": rule})

@@ -13,6 +13,7 @@ from tiny import EOS, MASK, NUM_REGISTERS, REGISTER_WIDTH, VOCAB
 from torch.nn.functional import one_hot
 
 from crocodil.checkpoints.llada import load_llada
+from crocodil.models.causal_head import CausalHead
 from crocodil.processes.categorical import Allowed
 from crocodil.processes.gaussian import (
     Denoised,
@@ -38,6 +39,7 @@ from crocodil.processes.reveal import (
 from crocodil.sampling import decode as decoding_loop
 from crocodil.sampling import register_draw
 from crocodil.sampling.algorithms import autoencode, con_then_disc, con_within_disc
+from crocodil.sampling.call import RevealConfig
 from crocodil.sampling.call import settle as settle_canvas
 from crocodil.sampling.configs import Decoding, Drawing
 from crocodil.sampling.cost import NO_COST, Cost, Size
@@ -313,6 +315,26 @@ def test_the_loop_equals_the_clear_one_token_for_token_and_call_for_call(case, i
     assert torch.equal(fast.tokens, clear.tokens)
     assert fast.costs == clear.costs
     assert fast.cost == clear.cost
+
+
+def test_a_causal_head_ends_no_text_and_reads_at_most_four_shares_of_a_block():
+    class Ending(CausalHead):
+        def draw(self, states, tokens, positions, choose, backbone):
+            """Prefer EOS."""
+            return super().draw(
+                states, tokens, positions, lambda logits, at: choose(logits + 1e9 * is_eos, at), backbone
+            )
+
+    is_eos = torch.arange(tiny.VOCAB) == EOS
+    head = Ending(tiny.causal_head().config)
+    how = decoding(length=32, block_size=8, num_calls=16, in_turn="all", eos_id=EOS)
+    demask = Guided(tiny.demasker(), None, head)
+    for state in watched(demask, empty_canvas(2, how), how, registers=tiny.bank(2), streams=tiny.streams(2))[1]:
+        is_hidden_before = (state == MASK).cumsum(dim=1) > 0
+        assert not ((state == EOS) & is_hidden_before).any()
+    config = RevealConfig.of(Canvas(empty_canvas(2, how), MASK, EOS), how.decoding, how.plan)
+    assert config.most_in_turn == 8
+    assert replace(config, decoding=replace(how.decoding, in_turn="new"), calls_per_block=8).most_in_turn == 4
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -5,7 +5,9 @@ from dataclasses import replace
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
+from crocodil import cli
 from crocodil.checkpoints.format import load_model
 from crocodil.presets.runs import tiny
 from crocodil.training.record import read_checksummed
@@ -24,6 +26,12 @@ def here(corpus, tmp_path):
 def started_at(corpus, folder) -> Run:
     run = tiny(corpus)
     return replace(run, base_start=folder, base_loop=replace(run.base_loop, num_steps=1))
+
+
+def test_preset_builtin_needs_no_causal_model_for_a_base_that_goes_on(corpus, trained, tmp_path):
+    words = ["train", "base", "--preset", "builtin", "--data", corpus.directory, "--out", tmp_path / "run"]
+    result = CliRunner().invoke(cli.app, [*map(str, words), "--set", f"base_start={trained / 'guided' / 'model'}"])
+    assert "another shape" in str(result.exception)  # it gets as far as the networks
 
 
 def weights_of(folder):

@@ -1,6 +1,7 @@
 """Stage head, at toy size: a causal head learns to draw the tokens of a call in turn (decision D88)."""
 
 import json
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -12,15 +13,18 @@ from typer.testing import CliRunner
 
 from crocodil import cli
 from crocodil.checkpoints.format import load_model
+from crocodil.cli.exporting import _check_head
 from crocodil.models.causal_head import CausalHead, CausalHeadConfig
-from crocodil.objectives import DemaskerObjective, HeadObjective, in_turn_loss
+from crocodil.objectives import DemaskerObjective, HeadObjective, PriorObjective, in_turn_loss
 from crocodil.objectives.in_turn import choose_hidden, in_turn_nats, sample_call
 from crocodil.pipeline import Crocodil
 from crocodil.presets.runs import tiny as tiny_preset
 from crocodil.seeding import Streams, generator_for
 from crocodil.training.estimate import step_flops
 from crocodil.training.head import HeadStage
+from crocodil.training.history import read_run_summary
 from crocodil.training.run import run_stage
+from crocodil.training.spent import Shapes, flops_of_run, inherited_flops, read_record
 from crocodil.training.stage_setup import head_stage
 from crocodil.training.workspace import Workspace
 
@@ -271,6 +275,58 @@ def test_export_puts_the_head_into_the_model_and_its_tokens_are_drawn_in_turn(tr
     assert "| head | 6 |" in (tmp_path / "model" / "README.md").read_text()
     alone, in_turn = (pipe.generate(2, calls=2, in_turn=how).tokens for how in ("no", "all"))
     assert not torch.equal(alone, in_turn)
+
+
+def test_export_draws_as_the_priors_were_trained_although_stage_head_ran_later(trained, corpus, tmp_path):
+    run, workspace = heading(corpus), Workspace(corpus, tmp_path, trained)
+    objective = PriorObjective(smallest_noise=0.7, time_shift=0.5, largest_offset=0.0)
+    loop = replace(run.prior_loop, num_steps=1)
+    assert run_stage("prior", replace(run, prior_objective=objective, prior_loop=loop), workspace)
+    assert run_stage("head", run, workspace)
+    assert read_run_summary(tmp_path).prior_objective == objective
+
+
+def test_export_refuses_a_head_of_another_demasker(trained, corpus, tmp_path):
+    out = tmp_path / "run"
+    shutil.copytree(trained / "guided", out / "guided")
+    assert run_stage("head", heading(corpus), Workspace(corpus, out, trained))
+    networks = {
+        name: out / path for name, path in (("demasker", "guided/model/demasker"), ("causal_head", "head"))
+    }
+    _check_head(out, networks)
+    with pytest.raises(ValueError, match="was trained for another demasker: train it again"):
+        _check_head(out, networks | {"demasker": out / "guided" / "model" / "encoder"})
+
+
+def test_a_head_of_another_model_leaves_the_operations_of_the_run_as_they_were(trained, corpus, tmp_path):
+    out, exported = tmp_path / "run", tmp_path / "exported"
+    shutil.copytree(trained, out)
+    shutil.copytree(trained / "guided" / "model", exported)
+    before = flops_of_run(read_record(out), Shapes.of(tiny_preset(corpus)))
+    assert run_stage("head", heading(corpus, head_of=exported), Workspace(corpus, out, out))
+    after = flops_of_run(read_record(out), Shapes.of(tiny_preset(corpus)))
+    assert after == before | {"head": after["head"]}
+
+
+def test_a_head_inherits_the_operations_of_its_model_and_not_of_the_run_beside_it(trained, corpus, tmp_path):
+    run, other = heading(corpus), tmp_path / "other"
+    longer = replace(run, guided_loop=replace(run.guided_loop, num_steps=25))
+    assert run_stage("guided", longer, Workspace(corpus, other, trained))
+    alone, beside = Workspace(corpus, tmp_path, tmp_path), Workspace(corpus, tmp_path, trained)
+    inside = replace(run, head_of=other / "guided" / "model")
+    assert inherited_flops("head", inside, beside) == inherited_flops("head", inside, alone)
+    shutil.copytree(other / "guided" / "model", tmp_path / "exported")
+    exported = replace(run, head_of=tmp_path / "exported")
+    assert inherited_flops("head", exported, alone) == {"base": None, "guided": None}
+    assert inherited_flops("head", exported, beside) == inherited_flops("head", run, beside)
+
+
+def test_a_head_of_another_model_resumes_whatever_the_run_trains_meanwhile(trained, corpus, tmp_path):
+    run = heading(corpus, head_of=trained / "guided" / "model")
+    workspace = Workspace(corpus, tmp_path, tmp_path)
+    assert not run_stage("head", run, workspace, max_minutes=1e-9)
+    shutil.copytree(trained / "guided", tmp_path / "guided")
+    assert run_stage("head", run, workspace, resume=True)
 
 
 def test_a_run_without_stage_guided_is_refused(corpus, tmp_path):

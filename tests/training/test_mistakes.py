@@ -25,9 +25,10 @@ from crocodil.runtime.devices import checked_device
 from crocodil.runtime.progress import rate
 from crocodil.training.adapting import LoRA
 from crocodil.training.estimate import estimates
+from crocodil.training.history import read_run_summary
 from crocodil.training.journal import curves, last_values, metrics_log
 from crocodil.training.run import run_stage
-from crocodil.training.run_config import Pretrained, read_run_summary
+from crocodil.training.run_config import Pretrained
 from crocodil.training.workspace import Workspace
 
 

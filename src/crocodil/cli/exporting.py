@@ -86,7 +86,7 @@ def export(
     from crocodil.checkpoints.quantised import FewBits
     from crocodil.pipeline import Crocodil
     from crocodil.pipeline.folder import bits_by_network
-    from crocodil.training.run_config import read_run_summary
+    from crocodil.training.history import read_run_summary
 
     stored_bits = _bits_of([part for value in bits or () for part in value.split(",")])
     by_network = bits_by_network(stored_bits, int8=int8)  # a mistake is told before anything is loaded
@@ -107,6 +107,7 @@ def export(
         card = _with_line(card, f"Its priors are those of `{Path(priors_of).name}`.")
         networks |= _priors_of(priors_of, networks["encoder"], without or ())
     settings = replace(settings, method=method or _best_method(networks))
+    _check_head(directory, networks)
     if weak_prior is not None:
         networks["weak_prior"] = weak_prior
     model = Crocodil.assemble(
@@ -154,15 +155,30 @@ def _settings(run: "RunSummary", networks: Mapping[str, Path], knobs: dict[str, 
                 trained_with |= {"early_stop": True, "register_noise": run.distil_objective.stop_noise}
     decoding, drawing = with_knobs(defaults.decoding, defaults.drawing, trained_with | knobs)
     if smallest:
-        _check_noise(drawing, smallest)
+        _check_noise(drawing, smallest, refreshes="conditional" in networks and bool(drawing.refresh_at))
     return replace(defaults, decoding=decoding, drawing=drawing)
 
 
-def _check_noise(drawing: Drawing, smallest: float) -> None:
+def _check_head(directory: Path, networks: Mapping[str, Path]) -> None:
+    """Raise if the causal head was trained for another demasker: it reads the states of that one."""
+    from crocodil.training.record import STAGE_FILE, checksum_of, read_checksummed
+
+    if "causal_head" not in networks:
+        return
+    sources = read_checksummed(directory / "head" / STAGE_FILE).get("sources", {})
+    trained_for = sources.get("demasker of the model", sources.get("guided/model/demasker"))
+    if trained_for not in (None, checksum_of(networks["demasker"])):
+        raise ValueError(
+            f"the head in {directory / 'head'} was trained for another demasker: train it again, or leave it out "
+            "with --without causal_head"
+        )
+
+
+def _check_noise(drawing: Drawing, smallest: float, *, refreshes: bool) -> None:
     """Raise if a step of a draw reads registers with less noise than the prior was trained with (decision D78)."""
     from crocodil.sampling.early_stop import least_noise_read
 
-    if not drawing.early_stop or least_noise_read(drawing) < smallest:
+    if not drawing.early_stop or least_noise_read(drawing, refreshes=refreshes) < smallest:
         raise ValueError(
             f"the prior was trained at noise {smallest} and above (prior_objective.smallest_noise), and the last "
             f"step of a draw would read less: use --early-stop and --register-noise {smallest}, or fewer steps"
@@ -223,7 +239,8 @@ def _bits_of(values: Sequence[str]) -> int | dict[str, int] | None:
 def _card(directory: Path, corpus: "Corpus", networks: Mapping[str, Path], license: str) -> "Card":
     """Return what a run knows for the model card: where it began, its stages and its data."""
     from crocodil.pipeline.card import Card
-    from crocodil.training.run_config import read_causal_start, read_run_summary
+    from crocodil.training.history import read_run_summary
+    from crocodil.training.run_config import read_causal_start
 
     begun_from, causal = asdict(read_run_summary(directory).pretrained), read_causal_start(directory)
     paths = [*begun_from.values(), causal and causal.directory]

@@ -46,8 +46,8 @@ def list_runs(
 
 
 def _progress_of(run: Path, stage: str) -> str:
+    from crocodil.training.history import read_run_summary
     from crocodil.training.journal import METRICS_FILE, read_rows
-    from crocodil.training.run_config import read_run_summary
 
     if stage == "registers":
         caches = [f"{split}-{length}" for length in read_run_summary(run).lengths for split in ("train", "valid")]

@@ -140,7 +140,7 @@ def train(
         run = run if pairs is None else replace(run, pairs=pairs)
         if causal is not None and run.base_start is not None:
             raise ValueError("--causal and base_start are both given: a base begins as one of them")
-        if preset in FROM_CAUSAL and stage == "base" and run.causal is None:
+        if preset in FROM_CAUSAL and stage == "base" and run.causal is None and run.base_start is None:
             raise ValueError(f"preset {preset} begins as a causal model: give the folder of one with --causal")
         if minutes is None:
             finished = run_stage(stage, run, workspace, resume=resume, max_minutes=max_minutes)

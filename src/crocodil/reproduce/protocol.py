@@ -5,6 +5,7 @@ from dataclasses import asdict, field, fields, replace
 from itertools import product
 from typing import Any, TypeAlias
 
+from crocodil.processes.plan import rule_name
 from crocodil.reproduce.choice import Aims
 from crocodil.runtime.config import Amount, Count, Length, Seed, Share, Weight, config, read_as
 from crocodil.sampling.configs import Decoding, Drawing, with_knobs
@@ -98,7 +99,8 @@ class Protocol:
         grids = self.guided_sweep if guided else self.base_sweep
         if compared is not None:
             grids = self.compared.get(compared) or grids
-        return [candidate for grid in grids or ({},) for candidate in combinations({**self.swept, **grid})]
+        found = [candidate for grid in grids or ({},) for candidate in combinations({**self.swept, **grid})]
+        return [{**one, "rule": rule_name(one["rule"])} if "rule" in one else one for one in found]
 
     @property
     def swept_names(self) -> set[str]:

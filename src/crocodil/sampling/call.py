@@ -71,6 +71,7 @@ class RevealConfig:
     rule: RevealRule
     mask_id: int
     eos_id: int | None
+    block_size: int
     calls_per_block: int
     corrector_calls: int = 0  # how many of them correct the text
 
@@ -78,14 +79,15 @@ class RevealConfig:
     def of(cls, canvas: Canvas, decoding: Decoding, plan: DecodePlan) -> "RevealConfig":
         calls = plan.calls_per_block
         rule, num_correctors = reveal_rule(decoding), decoding.corrector_calls(calls)
-        return cls(decoding, rule, canvas.mask_id, canvas.eos_id, calls, num_correctors)
+        return cls(decoding, rule, canvas.mask_id, canvas.eos_id, plan.block_size, calls, num_correctors)
 
-    def most_in_turn(self, length: int) -> int:
-        """Return how many tokens a call draws in turn at most; those further right stay as proposed."""
+    @property
+    def most_in_turn(self) -> int:
+        """How many tokens a call draws in turn at most; those further right stay as proposed."""
         if self.decoding.in_turn == "all":
-            return length
-        share = -(-length // (self.calls_per_block - self.corrector_calls))
-        return min(length, IN_TURN_QUOTAS * share)
+            return self.block_size
+        share = -(-self.block_size // (self.calls_per_block - self.corrector_calls))
+        return min(self.block_size, IN_TURN_QUOTAS * share)
 
     @property
     def crops(self) -> bool:
@@ -229,7 +231,8 @@ def reveal(
     if draw_in_turn is not None:
 
         def choose(logits: RowLogits, index: Int[Tensor, "B"]) -> RowTokens:
-            return _propose(config, logits, index[:, None], tokens, given, streams, allowed).tokens[:, 0]
+            at = index[:, None]
+            return _propose(config, logits, at, tokens, given, streams, allowed, may_end=False).tokens[:, 0]
 
         is_new = kept if config.decoding.in_turn == "all" else kept & (hidden | (proposed != tokens))
         proposed = _drawn_in_turn(config, draw_in_turn, proposed, is_new, is_open & ~kept, choose)
@@ -284,7 +287,7 @@ def _drawn_in_turn(
     """Draw the new tokens again: from left to right, each given those before it."""
     if config.eos_id is not None:
         is_new = is_new & (proposed != config.eos_id)  # the demasker decides where a text ends
-    at = _positions(is_new, config.most_in_turn(proposed.shape[1]))
+    at = _positions(is_new, config.most_in_turn)
     drawn = draw(proposed.masked_fill(is_new | stays_hidden, config.mask_id), at, choose)
     return proposed.where(drawn == config.mask_id, drawn)
 
@@ -314,13 +317,18 @@ def _propose(
     given: Positions,
     streams: Streams,
     allowed: Allowed | None,
+    *,
+    may_end: bool = True,
 ) -> _Proposals:
-    """Draw a token at each position from its own stream. No EOS is proposed where it would cut off given text."""
+    """Draw a token at each position from its own stream. No EOS is proposed where it would cut off given text.
+
+    Unless the text `may_end`, no EOS is proposed at all.
+    """
     no_eos = allowed_row = None
     if config.eos_id is not None:
         text = given if allowed is None else given | allowed.restricted()  # restricted positions hold given text
         text_follows = F.pad(before_given_text(tokens, given=text, eos_id=config.eos_id), (0, 1))
-        no_eos = text_follows.gather(1, positions).flatten()
+        no_eos = text_follows.gather(1, positions).flatten() | (not may_end)
     if allowed is not None:
         allowed_row = F.pad(allowed.row, (0, 1)).gather(1, positions).flatten()
     current = None
@@ -384,7 +392,9 @@ def settle(demask: Demask, canvas: Canvas, decoding: Decoding, *, streams: Strea
     restricted = canvas.restricted() & canvas.masked()
     positions = _positions(restricted, int(restricted.sum(dim=1).max()))
     row_logits = demask(canvas.tokens, None, positions.clamp(max=canvas.length - 1))
-    config = RevealConfig(decoding, reveal_rule(decoding), canvas.mask_id, canvas.eos_id, calls_per_block=1)
+    config = RevealConfig(
+        decoding, reveal_rule(decoding), canvas.mask_id, canvas.eos_id, block_size=canvas.length, calls_per_block=1
+    )
     given = ~canvas.masked()
     proposal = _propose(config, row_logits, positions, canvas.tokens, given, streams.at("settle"), canvas.allowed)
     check_finite(proposal.log_prob, "the demasker's logits")

@@ -93,11 +93,18 @@ class StopLevels(NamedTuple):
         return perturb(registers * self.longer.to(registers.dtype), std=self.lacking, streams=streams)
 
 
-def least_noise_read(drawing: Drawing) -> float:
-    """Return the noise of the last block in the last step of a draw or a refresh: more than where they stop."""
+def least_noise_read(drawing: Drawing, *, refreshes: bool = True) -> float:
+    """Return the least noise of the last block that a step of a draw reads: more than where the draw stops."""
+    drawn = _noise_of_last_step(drawing, 1 / drawing.prior_steps)
+    if not refreshes:
+        return drawn
+    return min(drawn, _noise_of_last_step(drawing.of_refresh, drawing.refresh_from / drawing.refresh_steps))
+
+
+def _noise_of_last_step(drawing: Drawing, share: float) -> float:
+    """Return the noise at a share of the way from the end of a draw to pure noise."""
     largest, shift = drawing.largest_offset, drawing.time_shift
     end = last_base_time(largest, noise_std=drawing.register_noise, shift=shift)
-    share = min(1 / drawing.prior_steps, drawing.refresh_from / drawing.refresh_steps)
     time = torch.tensor([base_time_at(share, end=end)])
     signal, noise = signal_and_noise_level(effective_time(time, torch.tensor([largest]), shift=shift))
     return (noise / signal).item()

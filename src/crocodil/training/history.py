@@ -1,16 +1,17 @@
 """What a run recorded about its stages: how long each was trained, and with which settings."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from crocodil.runtime.config import read_as
 from crocodil.training.journal import METRICS_FILE, read_rows
 from crocodil.training.record import STAGE_FILE, read_checksummed
-from crocodil.training.run_config import read_run_file
+from crocodil.training.run_config import RUN_FILE, RunSummary, read_run_file
 
-# Later stages override fields of earlier ones. Stage head is no start of another, so those of stage guided count.
-_STAGES = ("base", "head", "guided", "prior", "conditional", "distilled", "prompted")
+# Later stages override fields of earlier ones. No stage starts from head or prompted, so the others override them.
+_STAGES = ("base", "head", "prompted", "guided", "prior", "conditional", "distilled")
 _FIELDS = ("num_steps", "batch_size", "optimiser", "learning_rate")
 
 
@@ -44,6 +45,12 @@ def recorded_run(directory: Path) -> dict[str, Any]:
                 part = part[key]
             part[field] = value
     return values
+
+
+def read_run_summary(directory: Path) -> RunSummary:
+    """Return the settings of a run that its model needs, as the stages used them that trained its networks."""
+    values, names = recorded_run(directory), [field.name for field in fields(RunSummary)]
+    return read_as(RunSummary, {name: values[name] for name in names if name in values}, directory / RUN_FILE)
 
 
 def history(directory: Path, stages: Iterable[str]) -> list[StageHistory]:

@@ -204,6 +204,8 @@ def _check_registers(workspace: Workspace) -> None:
 
 def _sources(name: str, run: Run) -> tuple[str, ...]:
     """Return the files of earlier stages that a stage reads."""
+    if name == "head" and run.head_of is not None:
+        return ()
     if name != "conditional":
         return _SOURCES[name]
     cached = () if run.live_draws else (f"registers/{STAGE_FILE}",)

@@ -239,9 +239,3 @@ class RunSummary:
     prior_objective: PriorObjective
     pretrained: Pretrained
     distil_objective: DistilObjective = field(default_factory=DistilObjective)  # older runs did not distil
-
-
-def read_run_summary(directory: Path) -> RunSummary:
-    values = read_run_file(directory)
-    names = ("lengths", "prior_objective", "pretrained", "distil_objective")
-    return read_as(RunSummary, {name: values[name] for name in names if name in values}, directory / RUN_FILE)

@@ -34,6 +34,7 @@ class StageWork:
 
 
 _UNKNOWN = StageWork(flops=None, inherited={})
+_ENDS = ("head", "prompted")  # no other stage starts from them, and they may build on the networks of another run
 
 
 @dataclass(frozen=True)
@@ -59,8 +60,8 @@ def inherited_flops(name: str, run: Run, workspace: Workspace) -> Flops:
         return spent if run.pretrained.llada is None else {"base": None}  # others trained it
     if name == "guided" and run.guided_start is not None:
         return _flops_of_start("guided", run.guided_start, Shapes.of(run))
-    if name == "head" and run.head_of is not None and not workspace.has_other_source:
-        return _flops_of_start("guided", run.head_of, Shapes.of(run))
+    if name == "head" and run.head_of is not None:
+        return _flops_behind_head(run.head_of, run, workspace)
     if name == "guided" and not (workspace.source / "base" / "model").exists():
         return {"base": None}
     record = read_record(workspace.source)
@@ -95,6 +96,14 @@ def _flops_of_base_start(start: Path, run: Run, workspace: Workspace) -> float |
         spent = {"base": None}
     known = [flops for flops in spent.values() if flops is not None]
     return sum(known) if len(known) == len(spent) else None
+
+
+def _flops_behind_head(model: Path, run: Run, workspace: Workspace) -> Flops:
+    """Return the operations behind a model that gets a causal head; an exported one has those of the other run."""
+    inside = model.absolute().parent
+    if workspace.has_other_source and not (inside.name == "guided" and (inside.parent / RUN_FILE).is_file()):
+        return flops_up_to("guided", read_record(workspace.source), Shapes.of(run))
+    return _flops_of_start("guided", model, Shapes.of(run))
 
 
 def _flops_of_start(stage: str, start: Path, shapes: Shapes) -> Flops:
@@ -144,10 +153,11 @@ def flops_up_to(stage: str, record: Mapping[str, Any], shapes: Shapes) -> Flops:
 def flops_of_run(record: Mapping[str, Any], shapes: Shapes) -> Flops:
     """Return the operations behind the networks of a run. For its base, only those before stage guided count."""
     spent = planned_flops(record, shapes)
+    work = record.get("work", {})
     for stage in TRAINED_STAGES:
-        if stage in record.get("work", {}):
-            spent |= _with_own(stage, record["work"][stage])
-    return spent
+        if stage in work and stage not in _ENDS:
+            spent |= _with_own(stage, work[stage])
+    return spent | {stage: _with_own(stage, work[stage])[stage] for stage in _ENDS if stage in work}
 
 
 def _with_own(stage: str, work: StageWork) -> Flops:

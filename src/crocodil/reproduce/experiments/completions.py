@@ -27,6 +27,7 @@ from crocodil.reproduce.context import FOR_PROMPTS, GENERATION_PARTS, Context, f
 from crocodil.reproduce.document import Block, Listing, Section, Table, Text, number, percent, with_spread
 from crocodil.reproduce.experiments.quality import display_name
 from crocodil.reproduce.store import Job, Row, distinct, select
+from crocodil.reproduce.sweep import whole_decoding
 from crocodil.runtime.config import Count, Length, config
 from crocodil.sampling.cost import NO_COST, Cost, num_parameters
 from crocodil.text.positions import Place, indentation_after
@@ -143,10 +144,11 @@ class _Kind:
         pipe, counts = self.context.pipe, {"num_answers": self.amounts.num_answers}
         networks = {name: fingerprint(getattr(pipe, name)) for name in FOR_PROMPTS}
         for method in (Method.CON_WITHIN_DISC, Method.CON_THEN_DISC):
+            how = self._decoding(method)
             for calls in sorted({min(calls, self.context.length) for calls in self.amounts.calls}):
                 key = {**self._key(method), "calls": calls, **counts, **networks}
-                compute = partial(self._row, partial(self._by_model, method, calls), self._judge)
-                yield Job(key, compute, work=calls, uses=GENERATION_PARTS)
+                compute = partial(self._row, partial(self._by_model, method, calls), self._judge, how)
+                yield Job(key, compute, work=calls, uses=GENERATION_PARTS, chosen=how)
 
     def _base_job(self, guided: Row) -> Job:
         """Return the job of infilling with the base, with so many calls that it costs as much as a guided row."""
@@ -157,8 +159,12 @@ class _Kind:
             "num_answers": self.amounts.num_answers,
             "at_cost_of": f"{guided['method']} with {guided['calls']} calls",
         }
-        compute = partial(self._row, partial(self._by_model, Method.BASE, calls), self._judge)
-        return Job(key, compute, work=calls, uses=parts_of_base(self.context.pipe))
+        how = self._decoding(Method.BASE)
+        compute = partial(self._row, partial(self._by_model, Method.BASE, calls), self._judge, how)
+        return Job(key, compute, work=calls, uses=parts_of_base(self.context.pipe), chosen=how)
+
+    def _decoding(self, method: Method) -> Row:
+        return whole_decoding(self.context.pipe.settings.decoding_for(method))
 
     # ------------------------------------------------------------ answers
 
@@ -206,10 +212,11 @@ class _Kind:
 
     # ------------------------------------------------------------ numbers
 
-    def _row(self, answer: Callable[[], Answered], judge: AnswerJudge | None) -> Row:
+    def _row(self, answer: Callable[[], Answered], judge: AnswerJudge | None, how: Row | None = None) -> Row:
         texts, *costs = answer()
         names = Answered._fields[1:]
         return {
+            **(how or {}),
             **self.judged.judge(texts, judge, batch_size=self.context.evaluator.batch_size),
             **dict(zip(names, costs, strict=True)),
             "answers": list(islice(self._shown(texts), NUM_SHOWN)),
