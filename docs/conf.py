@@ -25,6 +25,7 @@ CONTENTS = {  # of the pages that have others below them
         "quickstart",
         "how-it-works",
         "results",
+        "pretrained-start",
         "sampling",
         "speed",
         "play",
