@@ -10,7 +10,7 @@ import torch
 
 from crocodil.cli.exporting import _settings
 from crocodil.objectives import PriorObjective
-from crocodil.objectives.priors import diffuse
+from crocodil.objectives.priors import diffuse, last_time
 from crocodil.processes.gaussian import (
     add_noise,
     block_offsets,
@@ -23,7 +23,7 @@ from crocodil.processes.gaussian import (
 from crocodil.processes.registers import block_index, normalise
 from crocodil.sampling.configs import Drawing
 from crocodil.sampling.cost import Cost
-from crocodil.sampling.early_stop import EarlyStop, least_noise_read
+from crocodil.sampling.early_stop import EarlyStop, least_noise_read, scale_of
 from crocodil.sampling.register_draw import draw_registers
 from crocodil.training.run_config import Pretrained, RunSummary
 
@@ -131,6 +131,22 @@ def test_registers_with_noise_get_only_the_noise_that_they_lack_before_a_refresh
     assert (found - clean).std().item() == pytest.approx(signal_and_noise_level(time)[1][0, 0].item(), rel=0.01)
 
 
+def test_registers_of_a_standardised_prior_have_their_noise_in_its_units_before_a_refresh():
+    stop = EarlyStop.of(Drawing(register_noise=STD, early_stop=True), OFFSETS, SCALE)
+    time, streams = torch.full((2000, 6), 0.6), tiny.streams(2000)
+    replaced = POINTS[:1] + STD / SCALE * streams.at("present").normal(*SHAPE)
+    found = stop.noised(replaced, time, streams.at("fresh").normal(*SHAPE))
+    clean = add_noise(POINTS[:1].expand(2000, -1, -1), time, torch.zeros(2000, *SHAPE))
+    signal, noise = signal_and_noise_level(time)
+    expected = torch.maximum(noise[0, 0], signal[0, 0] * STD / SCALE[0])  # no noise is taken away
+    assert (expected > noise[0, 0]).any()
+    assert torch.allclose((found - clean).std(dim=0), expected, rtol=0.1)
+
+
+def test_the_scale_of_a_standardised_prior_does_not_depend_on_its_mean():
+    assert torch.allclose(scale_of(lambda bank: bank * SCALE + MEAN, POINTS), SCALE, atol=1e-6)
+
+
 @pytest.mark.parametrize("shift", [1.0, 2.0])
 def test_a_prior_may_be_trained_only_at_the_times_of_draws_that_stop_early(shift):
     registers, streams = tiny.streams(4000, "registers").normal(*SHAPE), tiny.streams(4000)
@@ -145,6 +161,10 @@ def test_a_prior_may_be_trained_only_at_the_times_of_draws_that_stop_early(shift
     assert time[:, -1].amin().item() == pytest.approx(time_of_noise(STD), abs=2e-3)
     _, all_times = diffuse(registers, replace(objective, smallest_noise=0.0), streams)
     assert (all_times.amin(dim=0) < 2e-3).all()
+
+
+def test_a_bank_of_one_register_has_no_offset():
+    assert last_time(1, PriorObjective(largest_offset=0.1), STD) == pytest.approx(time_of_noise(STD))
 
 
 def test_a_model_stops_its_draws_where_the_training_of_its_prior_began():

@@ -17,6 +17,7 @@ from crocodil.objectives import (
     conditional_prior_loss,
     distilled_loss,
     guided_step,
+    mask_condition,
     prior_loss,
     prompted_demasking_loss,
     register_rate,
@@ -24,7 +25,7 @@ from crocodil.objectives import (
 )
 from crocodil.objectives.drafts import draft_tokens
 from crocodil.processes.gaussian import shifted_time
-from crocodil.processes.masking import Masked
+from crocodil.processes.masking import Masked, sample_given
 from crocodil.seeding import generator_for
 
 
@@ -120,6 +121,11 @@ def test_algorithm_1_hides_everything_at_the_all_mask_rate():
         assert all_hidden == pytest.approx(rate + by_chance, abs=0.03)
 
 
+def test_a_fully_masked_text_has_no_given_tokens():
+    seen, _ = seen_by_the_demasker(DemaskerObjective(all_mask_rate=1.0, given_rate=1.0), count=50)
+    assert (seen["noisy_tokens"] == MASK).all()
+
+
 def test_algorithm_1_shows_registers_at_the_cosine_of_the_paper():
     seen, clean = seen_by_the_demasker(DemaskerObjective())
     cosine = torch.cosine_similarity(seen["registers"], clean, dim=-1)
@@ -148,6 +154,11 @@ def test_algorithm_1_replaces_registers_by_noise_of_their_norm_at_its_rate(guide
     noise = seen["registers"][replaced]
     assert torch.allclose(noise.norm(dim=-1), clean.norm(dim=-1)[replaced], rtol=1e-3)
     assert torch.cosine_similarity(noise, clean[replaced], dim=-1).mean().abs() < 0.02
+
+
+def test_registers_that_are_replaced_by_noise_have_register_noise_of_their_own():
+    seen, _ = seen_by_the_demasker(DemaskerObjective(noise_prefix_rate=1.0), count=200)
+    assert seen["registers"].square().mean().item() == pytest.approx(1 + 0.75**2, abs=0.05)
 
 
 @GUIDED
@@ -257,6 +268,15 @@ def test_algorithm_4_conditions_on_visible_tokens_only_and_drops_the_condition_a
     assert seen["keep_condition"].float().mean().item() == pytest.approx(0.8, abs=0.04)
 
 
+def test_where_text_is_given_a_condition_shows_nothing_else():
+    streams = tiny.streams(300)
+    _, hidden = mask_condition(tiny.programs(300, 12), PriorObjective(given_rate=1.0), MASK, streams)
+    given = sample_given(12, 1.0, streams=streams.at("given"))
+    some = given.any(dim=1)
+    assert some.float().mean() > 0.8
+    assert torch.equal(hidden[some], ~given[some])
+
+
 def test_an_encoder_of_its_own_for_masked_text_learns_along_and_a_fixed_one_does_not():
     own, tokens, registers = tiny.encoder(), tiny.programs(16, 12), tiny.bank(16)
     for learns in (True, False):
@@ -282,7 +302,8 @@ def test_samples_without_tokens_have_a_bare_canvas_which_is_encoded_once():
         model, encode, tokens[6:], registers, objective=PriorObjective(), mask_id=MASK, streams=tiny.streams(8)
     )
     (own, _), (bare, hidden) = seen
-    assert len(own) == 2
+    streams = tiny.streams(8)[torch.tensor([6, 7])]  # those of the samples with tokens
+    assert torch.equal(own, mask_condition(tokens[6:], PriorObjective(), MASK, streams).noisy_tokens)
     assert bare.tolist() == [[tokens[6, 0].item()] + [MASK] * 11]
     assert hidden.tolist() == [[False] + [True] * 11]
     with torch.no_grad():
@@ -338,6 +359,18 @@ def test_half_of_the_samples_see_what_the_denoiser_guessed_without_a_guess():
     assert not second.requires_grad
 
 
+def test_a_guess_is_made_without_the_condition_where_the_prediction_has_none():
+    model, kept = tiny.denoiser(replace(CONDITIONAL, self_conditioned=True)), []
+    model.register_forward_pre_hook(lambda _, args, named: kept.append(named["keep_condition"]), with_kwargs=True)
+    conditional_prior_loss(
+        model, lambda tokens, hidden: tiny.bank(len(tokens)), tiny.programs(40, 12), tiny.bank(40),
+        objective=PriorObjective(condition_drop_rate=0.5), mask_id=MASK, streams=tiny.streams(40),
+    )  # fmt: skip
+    guess, prediction = kept
+    assert torch.equal(guess, prediction[:20])
+    assert not guess.all()
+
+
 def test_a_draft_has_proposals_of_the_demasker_which_saw_them_masked():
     tokens, hidden = tiny.programs(50, 20) % 7, tiny.streams(50, "hidden").uniform(20) < 0.3
     noisy = tokens.masked_fill(hidden, MASK)
@@ -353,6 +386,18 @@ def test_a_draft_has_proposals_of_the_demasker_which_saw_them_masked():
     share = drafted.sum(dim=1) / (~hidden).sum(dim=1)
     assert share.mean().item() == pytest.approx(0.5, abs=0.1)  # uniform over samples,
     assert share.std().item() == pytest.approx(12**-0.5, abs=0.07)  # and the same within one
+
+
+def test_tokens_of_a_draft_are_drawn_as_often_as_they_are_probable():
+    tokens = tiny.programs(400, 20) % 7
+    logits = torch.full((tiny.VOCAB,), -torch.inf)
+    logits[8:10] = torch.tensor([0.8, 0.2]).log()
+    draft = draft_tokens(
+        lambda _, rows: logits.expand(int(rows.sum()), -1), tokens, torch.ones_like(tokens, dtype=torch.bool),
+        mask_id=MASK, streams=tiny.streams(400),
+    )  # fmt: skip
+    assert (draft == 9).sum().item() / (draft != tokens).sum().item() == pytest.approx(0.2, abs=0.02)
+    assert torch.allclose((draft != tokens).float().mean(dim=0), torch.tensor(0.5), atol=0.08)  # at every place
 
 
 def test_drafts_of_an_answer_leave_its_prompt_alone():

@@ -639,6 +639,12 @@ def test_registers_that_do_not_fit_are_one_line(pipe):
             pipe.decode(torch.ones(shape))
 
 
+def test_one_string_is_no_list_of_texts(pipe):
+    for verb in (pipe.encode, pipe.autoencode):
+        with pytest.raises(ValueError, match="texts is one string: give a list of texts"):
+            verb("def f(): pass")
+
+
 def test_a_generation_prints_as_its_texts(pipe):
     made = pipe.generate(2, calls=4)
     assert str(made) == f"{made.texts[0]}\n{'-' * 40}\n{made.texts[1]}"
@@ -1037,6 +1043,7 @@ def test_ctrl_c_leaves_no_mess(folder):
     assert found.returncode == 130
     assert all(json.loads(row)["text"] is not None for row in found.stdout.splitlines())  # only whole rows
     assert b"Traceback" not in found.stderr
+    assert found.stderr.endswith(b"crocodil: stopped\n")
 
 
 def test_the_example_fine_tunes_for_the_rule_and_the_noise_that_the_model_samples_with(pipe):

@@ -14,6 +14,7 @@ from torch.nn.functional import one_hot
 
 from crocodil.checkpoints.llada import load_llada
 from crocodil.models.causal_head import CausalHead
+from crocodil.pipeline.pricing import Pricing, mean_price
 from crocodil.processes.categorical import Allowed
 from crocodil.processes.gaussian import (
     Denoised,
@@ -42,7 +43,7 @@ from crocodil.sampling.algorithms import autoencode, con_then_disc, con_within_d
 from crocodil.sampling.call import RevealConfig
 from crocodil.sampling.call import settle as settle_canvas
 from crocodil.sampling.configs import Decoding, Drawing
-from crocodil.sampling.cost import NO_COST, Cost, Size
+from crocodil.sampling.cost import NO_COST, Cost, Size, num_parameters
 from crocodil.sampling.guidance import Guided, GuidedDenoiser, Unguided, strengthened
 from crocodil.sampling.state import Canvas, Draw, State
 from crocodil.text.encode import encode_checked
@@ -753,6 +754,25 @@ def test_flop_weighted_nfe_counts_positions_and_the_encoder_too():
     assert half_read.flop_nfe(**sizes) == pytest.approx(expected)
 
 
+def test_a_model_is_priced_by_its_larger_prior_and_by_the_positions_of_each_network():
+    demasker, encoder, smaller = tiny.demasker(), tiny.encoder(), tiny.denoiser()
+    larger = tiny.denoiser(replace(tiny.DENOISER, num_layers=3))
+    pricing = Pricing(demasker, encoder, (None, smaller, larger, smaller))
+    denoiser_calls, encoder_calls, demasker_calls = Cost(0, 1), Cost(0, 0, 1), Cost(1)
+    assert pricing.nfe(denoiser_calls) == pytest.approx(num_parameters(larger) / num_parameters(demasker))
+    unit, sizes = num_parameters(demasker.backbone) * 12, {"length": 12, "num_registers": 4}
+    for cost, network, positions in (
+        (demasker_calls, demasker, 2 + 4 + 12),
+        (denoiser_calls, larger, NUM_REGISTERS),
+        (encoder_calls, encoder, 12 + NUM_REGISTERS),
+    ):
+        assert pricing.flop_nfe(cost, **sizes) == pytest.approx(num_parameters(network) * positions / unit)
+
+
+def test_the_mean_price_is_over_samples_and_not_over_different_costs():
+    assert mean_price(lambda cost: cost.demasker_calls, [Cost(1), Cost(1), Cost(4)]) == 2
+
+
 DRAWING = Drawing()
 
 
@@ -853,6 +873,24 @@ def test_self_conditioning_guidance_moves_from_the_prediction_without_a_guess_th
     assert Drawing(pag_scale=1.0, self_cond_scale=0.0).calls_per_step == 3
     with pytest.raises(ValueError, match="self_cond_scale needs a self-conditioned prior"):
         draw_registers(tiny.denoiser(), replace(DRAWING, self_cond_scale=3.0), streams=streams)
+
+
+def test_autoguidance_is_added_to_other_guidance_and_the_weak_prior_reads_the_guess_and_its_own_condition():
+    """Decision D43, with perturbed-attention guidance; no other input of the two priors is shared."""
+    shape = replace(tiny.CONDITIONAL, self_conditioned=True)
+    denoiser, weak = tiny.denoiser(shape), tiny.denoiser(replace(shape, num_layers=1))
+    noisy, guess, condition = tiny.bank(2), tiny.bank(2).flip(0), tiny.bank(2)
+    time = torch.full((2, NUM_REGISTERS), 0.5)
+    with torch.no_grad():
+        kv, weak_kv = denoiser.cross_attention_kv(condition), weak.cross_attention_kv(condition)
+        plain = denoiser(noisy, time, condition=condition, guess=guess)
+        alone = denoiser(
+            noisy, time, condition=condition, guess=guess, identity_attention=torch.tensor([True, True])
+        )
+        below = weak(noisy, time, condition=condition, guess=guess)
+        guided = GuidedDenoiser(denoiser, 1.5, True, 1.0, weak, 3.0)(noisy, time, time, guess, kv, weak_kv)
+    assert torch.allclose(guided.clean, plain + 1.5 * (plain - alone) + 2 * (plain - below), atol=1e-4)
+    assert torch.allclose(guided.prediction, plain, atol=1e-5)
 
 
 def test_a_refresh_can_start_from_the_registers_that_it_replaces():

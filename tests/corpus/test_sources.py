@@ -78,6 +78,12 @@ def test_names_that_point_outside_are_never_read(tmp_path):
     assert not (tmp_path.parent / "evil.py").exists()
 
 
+def test_a_single_file_is_no_source(tmp_path):
+    (tmp_path / "f.py").write_text("x = 1\n")
+    with pytest.raises(ValueError, match=r"f\.py is a single file: name its folder"):
+        Files(tmp_path / "f.py").units()
+
+
 def test_an_archive_that_unpacks_to_an_absurd_size_is_given_up(tmp_path, monkeypatch):
     monkeypatch.setattr(archives, "MAX_FILE_BYTES", 10_000)
     monkeypatch.setattr(archives, "MAX_ARCHIVE_BYTES", 50_000)

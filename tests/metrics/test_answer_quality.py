@@ -48,6 +48,7 @@ def test_exact_match_and_edit_similarity_have_known_values():
     assert edit_similarity("abcx", "abcd") == 0.75
     assert edit_similarity("", "abcd") == 0
     assert edit_similarity("ab", "abcdefgh") == 0.25
+    assert edit_similarity("  ab", "ab") == 0.5  # indentation is part of an answer
 
 
 def test_an_answer_parses_in_place_with_prompt_and_suffix():
@@ -57,6 +58,7 @@ def test_an_answer_parses_in_place_with_prompt_and_suffix():
     assert parses_in_place("try:\n", "    x = 1", "\nexcept OSError:\n    pass\n")
     assert parses_in_place("    def f(self):\n", "        return 1", "")  # a method by itself
     assert not parses_in_place("    def f(self):\n", "    return 1", "")
+    assert parses_in_place("\tdef f(self):\n", "\t\treturn 1", "")
 
 
 @pytest.mark.parametrize(

@@ -193,6 +193,22 @@ def test_the_exact_prior_of_a_gaussian_pays_the_information_in_its_noisy_registe
     )
 
 
+def test_the_steps_of_a_prior_with_a_time_shift_are_even_before_the_shift():
+    seen, shift = [], 3.0
+
+    def denoise(noisy, time):
+        seen.append(time[0, -1])  # of the register that ends last
+        return torch.zeros_like(noisy)
+
+    register_nats(
+        denoise, tiny.bank(2)[:, :3], noise_std=0.75, offsets=OFFSETS, shift=shift, num_steps=8,
+        streams=tiny.streams(2),
+    )  # fmt: skip
+    time = torch.stack([*seen, torch.tensor(time_of_noise(0.75))])
+    steps = (time / (shift - (shift - 1) * time)).diff()[1:]  # times above 1 are cut off
+    assert torch.allclose(steps, steps[:1].expand(7), atol=1e-5)
+
+
 @pytest.mark.parametrize("std", [0.1, 0.75, 3.0])
 def test_the_time_of_a_noise_level_has_this_noise(std):
     signal, noise = signal_and_noise_level(torch.tensor([[time_of_noise(std)]], dtype=torch.float64))

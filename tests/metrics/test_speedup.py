@@ -120,6 +120,12 @@ def test_a_base_that_gets_worse_with_more_calls_is_best_before_that():
     assert (found.factor, found.method.calls) == (16, 16)
 
 
+def test_a_point_that_matches_the_best_of_the_base_counts_though_it_does_not_match_one_call_per_token():
+    saturated = [point(64, 0.64, 20.9), point(256, 0.65, 20.0), BASE[3]]  # 20.9 is within 1 of 20.0, not of 19.4
+    assert speedup(saturated[:1], saturated) is None
+    assert best_calls(saturated) == 64
+
+
 def test_few_calls_of_high_mauve_and_poor_fluency_are_not_the_best_of_the_base():
     assert best_calls([point(32, 0.7, 60), *BASE]) == 512
     assert best_calls([point(32, 0.7, 15, entropy=2.0), *BASE]) == 512  # repeats itself

@@ -228,6 +228,18 @@ def test_strengths_of_condition_and_prompt_add_their_differences_and_their_calls
     assert drawn.cost == Cost(denoiser_calls=6)
 
 
+def test_predictions_without_condition_or_prompt_see_the_guess_of_a_self_conditioned_prior():
+    denoiser = tiny.denoiser(replace(PROMPTED, self_conditioned=True))
+    condition, prompt = (tiny.streams(2, name).normal(6, 16) for name in ("condition", "prompt"))
+    full, without = (denoiser.cross_attention_kv(given, prompt=prompt) for given in (condition, None))
+    noisy, time, guess = tiny.bank(2), torch.full((2, tiny.NUM_REGISTERS), 0.5), tiny.bank(2).flip(0)
+    dual = DualGuided(GuidedDenoiser(denoiser, self_conditioned=True), (3.0,))
+    clean, prediction = dual(noisy, time, time, guess, full, without)
+    plain, dropped = (denoiser(noisy, time, condition_kv=kv, guess=guess) for kv in (full, without))
+    torch.testing.assert_close(prediction, plain)
+    torch.testing.assert_close(clean, plain + 2 * (plain - dropped))
+
+
 def test_a_prompted_denoiser_begins_as_the_conditional_prior_but_for_what_it_reads():
     conditional = tiny.denoiser(tiny.CONDITIONAL)
     prompted = prompted_from(conditional, 6, 16, generator_for("prompted"))

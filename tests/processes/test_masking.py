@@ -22,6 +22,7 @@ from crocodil.processes.reveal import (
     Remask,
     RemaskByConfidence,
     RevealStep,
+    Revise,
     before_given_text,
     fill_after_eos,
     highest,
@@ -254,6 +255,7 @@ def test_the_split_over_calls_is_lladas(hidden, calls, expected):
     ("hidden", "calls", "curve", "expected"),
     [
         (16, 4, 2.0, [1, 3, 5, 7]),  # squares are visible
+        (64, 8, 2.0, [1, 3, 5, 7, 9, 11, 13, 15]),  # rounding errors reveal no token too many
         (512, 8, 3.0, [1, 7, 19, 37, 61, 91, 127, 169]),  # cubes
         (16, 4, 0.5, [8, 4, 3, 1]),  # square roots, rounded up
         (3, 5, 2.0, [1, 1, 1, 0, 0]),  # a call reveals a token while there are any
@@ -305,6 +307,13 @@ def test_noise_of_one_keeps_a_proposal_as_often_as_it_is_probable():
     probs = torch.tensor([0.4, 0.3, 0.2, 0.1])
     first = NoisyConfidence(1.0)(step(probs.log().expand(8000, -1), calls_left=4))  # one of four in each sample
     assert torch.allclose(first.float().mean(dim=0), probs, atol=0.02)
+
+
+def test_the_noise_of_revising_falls_evenly_to_zero_at_the_last_call():
+    log_prob = -tiny.streams(200, "certainty").uniform(16)
+    for calls_left, noise in ((4, 0.75), (3, 0.5), (2, 0.25)):
+        before = step(log_prob, calls_left=calls_left, calls_per_block=4)
+        assert torch.equal(Revise(1.0)(before), NoisyConfidence(noise)(before))
 
 
 def test_random_order_ignores_confidence_and_keeps_the_quota():

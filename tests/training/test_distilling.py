@@ -13,6 +13,7 @@ from crocodil.models.denoiser_starts import flow_map_of
 from crocodil.objectives import DistilObjective, PriorObjective, distilled_loss
 from crocodil.processes.gaussian import (
     Denoised,
+    add_noise,
     block_offsets,
     ddim,
     ddim_step,
@@ -101,6 +102,48 @@ def test_the_exact_flow_map_is_what_the_loss_asks_for():
         return distilled_loss(student, prior, prior.data(streams), streams=streams, **kinds).item()
 
     assert loss(exact) < loss(lambda noisy, time, end_time: prior(noisy, time)) / 300
+
+
+def test_jumps_of_no_length_and_jumps_to_clean_registers_have_their_rates():
+    prior, streams, jumps = GaussianPrior(), tiny.streams(2000), []
+
+    def student(noisy, time, end_time):
+        jumps.append((time[:, 0], end_time[:, 0]))
+        return noisy
+
+    objective = DistilObjective(same_time_rate=0.3, to_clean_rate=0.2)
+    kinds = {"objective": objective, "prior_objective": PriorObjective(largest_offset=0.0)}
+    distilled_loss(student, prior, prior.data(streams), streams=streams, **kinds)
+    time, end = jumps[-1]
+    assert (end == time).float().mean().item() == pytest.approx(0.3, abs=0.03)
+    assert (end == 0).float().mean().item() == pytest.approx(0.2, abs=0.03)
+
+
+def test_jumps_start_at_draws_of_the_student_at_their_rate_and_end_after_all_steps_of_the_teacher():
+    prior, streams, jumps, steps = GaussianPrior(), tiny.streams(1000), [], []
+
+    def student(noisy, time, end_time):
+        jumps.append((noisy, time))
+        return torch.full_like(noisy, 5.0)
+
+    def teacher(noisy, time):
+        steps.append(time)
+        return prior(noisy, time)
+
+    objective, registers = DistilObjective(own_rate=0.4, teacher_calls=3), prior.data(streams)
+    distilled_loss(
+        student, teacher, registers, objective=objective, prior_objective=PriorObjective(), streams=streams
+    )
+    assert (len(steps), len(jumps)) == (3, 3)  # the draw from pure noise, the rest of the target, and the jump
+    assert (steps[0] - steps[1]).max().item() == pytest.approx(1.1 / 32, rel=1e-3)  # 32 steps from 1 to -0.1
+    noisy, time = jumps[-1]
+    drawn, noised = (
+        add_noise(clean, time, streams.at("noise").normal(2, 2))
+        for clean in (torch.full_like(registers, 5.0), registers)
+    )
+    is_own = torch.isclose(noisy, drawn, atol=1e-4).all(dim=(1, 2))
+    assert is_own.float().mean().item() == pytest.approx(0.4, abs=0.05)
+    assert torch.allclose(noisy[~is_own], noised[~is_own])
 
 
 class Student(nn.Module):

@@ -89,6 +89,39 @@ def test_the_best_critic_has_the_smallest_loss():
     assert best < min(others) - 0.05
 
 
+def test_a_critic_also_learns_to_tell_drawn_registers_from_encoded_ones():
+    drawn, registers = drawn_around(0.4)
+
+    def critic(shift):
+        def judge(*noisy):
+            best = exact_critic(*noisy, 0.4)
+            return best._replace(logits=best.logits + shift)
+
+        return judge
+
+    best, *others = (
+        critic_loss(critic(shift), drawn, registers, streams=tiny.streams(200)).item()
+        for shift in (0.0, 1.5, -1.5)
+    )
+    assert best < min(others) - 0.01
+
+
+def test_densities_are_compared_more_often_close_to_the_noise_of_the_next_step():
+    drawn, registers = drawn_around(0.4, count=1000)
+    seen = []
+
+    def critic(noisy, time):
+        seen.append(time)
+        return exact_critic(noisy, time, 0.4)
+
+    critic_loss(critic, drawn, registers, streams=tiny.streams(1000))
+    share = (seen[0] - drawn.next_times) / (0.985 - drawn.next_times)
+    assert share.min() >= 0
+    assert share.max() <= 1
+    assert share.mean().item() == pytest.approx(0.4, abs=0.03)  # 0.5 without preference
+    assert not torch.allclose(share[:1000], share[1000:], atol=1e-3)  # each step has its own
+
+
 @pytest.mark.parametrize("real_weight", [1e-3, 10.0])
 def test_a_student_that_draws_beside_the_data_is_moved_towards_it(real_weight):
     """Both parts of the gradient point there: that of the denoisers, and that of the classifier."""
@@ -150,6 +183,17 @@ def test_a_student_and_its_critic_begin_as_the_teacher():
     assert torch.equal(logits, torch.zeros(3))
     with pytest.raises(ValueError, match="distilled in one of two ways"):
         replace(student.config, flow_map=True)
+
+
+def test_all_noise_of_every_step_of_a_draw_is_fresh_as_in_training():
+    """Two steps cannot tell: after pure noise, ancestral sampling has no old noise either."""
+    student, streams = fresh_noise_copy_of(tiny.denoiser(), generator_for("student")), tiny.streams(3)
+    times = match_times(torch.zeros(3, 6, 16), replace(OBJECTIVE, draw_steps=4), PriorObjective())
+    steps = draw_steps(student, (6, 16), times, streams=streams)
+    drawing, seen = Drawing(early_stop=True, register_noise=STOP, largest_offset=0.1), []
+    student.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    draw_registers(student, drawing, shape=(6, 16), num_steps=4, fresh_noise=True, streams=streams)
+    assert torch.allclose(steps.inputs, torch.cat(seen), atol=1e-6)
 
 
 def test_the_steps_of_training_are_those_of_a_draw():

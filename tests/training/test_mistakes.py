@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import sys
 from dataclasses import replace
 
@@ -275,6 +276,39 @@ def test_a_damaged_run_file_is_one_line(corpus, tmp_path, text):
     found = invoke("export", tmp_path, "--data", corpus.directory, "--out", tmp_path / "model")
     assert "run.json" in str(found.exception)
     assert isinstance(found.exception, ValueError)
+
+
+def test_a_corpus_with_other_tokens_is_refused_although_they_are_as_many(trained, corpus, tmp_path):
+    other = tmp_path / "other"
+    shutil.copytree(corpus.directory, other)
+    tokens = json.loads((other / "tokenizer.json").read_text())
+    ids = tokens["model"]["vocab"]
+    ids["a"], ids["b"] = ids["b"], ids["a"]
+    (other / "tokenizer.json").write_text(json.dumps(tokens))
+    for words in (
+        ("export", trained, "--data", other, "--out", tmp_path / "model"),
+        ("train", "guided", "--preset", "tiny", "--data", other, "--out", tmp_path / "run", "--from", trained),
+    ):
+        assert "was trained with other tokens than the corpus has" in str(invoke(*words).exception)
+
+
+def test_a_model_is_not_exported_with_settings_that_it_cannot_use(trained, corpus, tmp_path):
+    def message(*options):
+        found = invoke("export", trained, "--data", corpus.directory, "--out", tmp_path / "model", *options)
+        return str(found.exception)
+
+    assert "take at most 64" in message("--calls", 1000)
+    assert "does not divide length 64" in message("--block-size", 7)
+    assert "--in-turn new needs a causal head" in message("--in-turn", "new")
+    assert "--autoguidance needs a weak prior" in message("--autoguidance", 2)
+    assert "a model needs its demasker" in message("--without", "demasker")
+    assert not (tmp_path / "model").exists()
+
+
+def test_options_of_a_dry_run_are_refused_without_it(corpus, tmp_path):
+    words = ("train", "base", "--preset", "tiny", "--data", corpus.directory, "--out", tmp_path)
+    for option in (("--gpus", 4), ("--rate", 3)):
+        assert "use torchrun" in str(invoke(*words, *option).exception)
 
 
 # ---------------------------------------------------------------- progress

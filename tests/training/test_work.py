@@ -8,16 +8,28 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from crocodil.models.register_denoiser import RegisterDenoiser
-from crocodil.objectives import DemaskerObjective, HeadObjective, PriorObjective, in_turn_loss, prior_loss
+from crocodil.objectives import (
+    DemaskerObjective,
+    HeadObjective,
+    PriorObjective,
+    base_loss,
+    conditional_prior_loss,
+    guided_step,
+    in_turn_loss,
+    prior_loss,
+)
 from crocodil.training.work import (
     FROZEN,
     PASSED_THROUGH,
     TRAINED,
+    base_flops,
     causal_head_flops,
+    conditional_flops,
     demasker_flops,
     denoiser_flops,
     encoder_flops,
     guess_flops,
+    guided_flops,
     head_flops,
     output_flops,
     prior_flops,
@@ -77,6 +89,66 @@ def test_the_guesses_of_a_self_conditioned_prior_are_a_pass_without_gradients(ra
     trained, guessed = 4 * denoiser_flops(config), num_guessed * guess_flops(config)
     assert 4 * prior_flops(config, self_condition_rate=rate) == TRAINED * trained + FROZEN * guessed
     assert guess_flops(tiny.DENOISER) == 0
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.5, 1.0])
+def test_the_operations_of_stage_base_count_the_hidden_tokens_and_the_passes_of_drafts(rate):
+    count, length = 200, 12
+    time = (torch.arange(count) + 0.5)[tiny.streams(count).uniform().argsort()] / count
+    passes = counted(
+        lambda: base_loss(
+            tiny.llada(), tiny.programs(count, length), mask_id=tiny.MASK, streams=tiny.streams(count), time=time,
+            draft_rate=rate,
+        )
+    )  # fmt: skip
+    flops = base_flops(tiny.BACKBONE, length=length, draft_rate=rate)
+    once = demasker_flops(tiny.BACKBONE, positions=length, rows=(1 + rate) / 2 * length)
+    assert passes / count == pytest.approx(flops - (TRAINED - 1) * once, rel=0.01)
+
+
+def test_the_operations_of_stage_guided_are_those_that_its_matrix_products_take():
+    """All tokens are hidden, so their number is known."""
+    count, length = 3, 12
+    encoder, demasker = tiny.encoder(), tiny.demasker()
+    passes = counted(
+        lambda: guided_step(
+            lambda tokens, _: encoder(tokens), demasker, tiny.programs(count, length),
+            objective=DemaskerObjective(all_mask_rate=1.0, given_rate=0.0), mask_id=tiny.MASK,
+            streams=tiny.streams(count),
+        )
+    )  # fmt: skip
+
+    def flops(**options):
+        return guided_flops(tiny.DEMASKER, tiny.ENCODER, length=length, all_mask_rate=1.0, **options)
+
+    demasking = flops() - flops(adapted=True)
+    encoding = flops(encoder_learns=False) - flops(encoder_learns=False, teacher_rate=1.0)
+    mapped = 2 * tiny.NUM_REGISTERS * tiny.REGISTER_WIDTH * tiny.BACKBONE.width  # not counted, it is small
+    assert passes == count * (mapped + demasking + encoding)
+    assert flops() == TRAINED * (demasking + encoding)
+    assert flops(adapted=True, teacher_rate=0.5) == PASSED_THROUGH * demasking + TRAINED * encoding / 2
+
+
+def test_the_operations_of_stage_conditional_count_conditions_targets_and_all_draws():
+    count, length, num_draws = 4, 12, 2
+    encoder, denoiser, tokens = tiny.encoder(), RegisterDenoiser(tiny.CONDITIONAL), tiny.programs(count, length)
+    passes = counted(
+        lambda: conditional_prior_loss(
+            denoiser, lambda some, hidden: encoder(some, hidden=hidden), tokens, encoder(tokens),
+            objective=PriorObjective(), mask_id=tiny.MASK, streams=tiny.streams(count), num_draws=num_draws,
+        )
+    )  # fmt: skip
+    encoding = encoder_flops(tiny.ENCODER, positions=length + tiny.NUM_REGISTERS)
+    denoising = num_draws * denoiser_flops(tiny.CONDITIONAL)
+    assert passes == count * (2 * encoding + denoising)
+
+    def flops(**options):
+        return conditional_flops(tiny.CONDITIONAL, tiny.ENCODER, length=length, self_condition_rate=0.0, **options)
+
+    assert flops(bare_rate=0.0, live_draws=num_draws) == TRAINED * denoising + 2 * FROZEN * encoding
+    cached = TRAINED * denoiser_flops(tiny.CONDITIONAL)
+    assert flops(bare_rate=0.25) == cached + 0.75 * FROZEN * encoding  # a bare canvas is encoded once
+    assert flops(bare_rate=0.25, encoder_learns=True) == cached + 0.75 * TRAINED * encoding
 
 
 def test_the_operations_of_stage_head_are_those_that_its_matrix_products_take():

@@ -83,10 +83,12 @@ def export(
         raise ValueError(f"{directory} holds no run: it is not a folder")
     if out.exists():
         raise ValueError(f"{out} exists: models are never overwritten, choose another folder")
+    from crocodil.checkpoints.format import model_config
     from crocodil.checkpoints.quantised import FewBits
     from crocodil.pipeline import Crocodil
     from crocodil.pipeline.folder import bits_by_network
     from crocodil.training.history import read_run_summary
+    from crocodil.training.stage_checks import check_recorded_tokens, check_vocabulary
 
     stored_bits = _bits_of([part for value in bits or () for part in value.split(",")])
     by_network = bits_by_network(stored_bits, int8=int8)  # a mistake is told before anything is loaded
@@ -94,8 +96,12 @@ def export(
         raise ValueError("--calibrate is for 6 or fewer bits: add --bits")
     run = read_run_summary(directory)
     networks = _finished_networks(directory, without or (), distilled=not teachers)
+    if "demasker" in (without or ()):
+        raise ValueError("a model needs its demasker: leave --without demasker out")
     if "demasker" not in networks:
         raise ValueError(f"{directory} has no finished stage guided: train it, then export")
+    check_vocabulary(corpus, model_config(networks["demasker"]).backbone)
+    check_recorded_tokens(corpus, directory)
     qwen = run.pretrained.qwen
     if priors_of is None:
         settings = _settings(run, networks, knobs)
@@ -117,6 +123,7 @@ def export(
         settings=settings,
         device="cpu",
     )
+    _check_defaults(model)
     moments = None
     if calibrate:
         moments = _moments(model, corpus, calibrate)
@@ -157,6 +164,18 @@ def _settings(run: "RunSummary", networks: Mapping[str, Path], knobs: dict[str, 
     if smallest:
         _check_noise(drawing, smallest, refreshes="conditional" in networks and bool(drawing.refresh_at))
     return replace(defaults, decoding=decoding, drawing=drawing)
+
+
+def _check_defaults(model: "Crocodil") -> None:
+    """Raise if the model could not generate with its default settings."""
+    from crocodil.pipeline.generating import generation_job
+
+    generation_job(model, 1)
+    decoding, drawing = model.settings.decoding, model.settings.drawing
+    if decoding.in_turn != "no" and model.causal_head is None:
+        raise ValueError(f"--in-turn {decoding.in_turn} needs a causal head: train stage head, or leave it out")
+    if drawing.autoguidance != 1 and model.weak_prior is None:
+        raise ValueError("--autoguidance needs a weak prior: give one with --weak-prior, or leave it out")
 
 
 def _check_head(directory: Path, networks: Mapping[str, Path]) -> None:

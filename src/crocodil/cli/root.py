@@ -100,6 +100,9 @@ _UsageError: type[Exception] = _CLICK_ERRORS[0]
 _OUT_OF_MEMORY = re.compile("out of memory|can't allocate memory|not enough memory")
 
 
+INTERRUPTED = 130  # the exit status after Ctrl-C
+
+
 def main() -> None:
     """Run a command. A wrong option, a damaged file or too little memory is a one-line error, not a traceback."""
     warnings.formatwarning = lambda message, *_: f"crocodil: {message}\n"  # one line, without our file and line
@@ -117,7 +120,9 @@ def main() -> None:
             raise
         _fail("out of memory: use a smaller batch, a shorter length or another device", 1)
     except (KeyboardInterrupt, typer.Abort):
-        _fail("stopped", 130)
+        _fail("stopped", INTERRUPTED)
+    if status == INTERRUPTED:  # typer catches Ctrl-C itself
+        _fail("stopped", INTERRUPTED)
     sys.exit(status)
 
 

@@ -106,6 +106,8 @@ def train(
         folder_of(causal, JSON_FILES), layers, keep_layers, layer_choice, shift, freeze_embeddings, align
     )
     asked.check(stage, dry_run=dry_run)
+    if not dry_run and (gpus > 1 or rate is not None):
+        raise ValueError("--gpus and --rate are for --dry-run: to train on several devices, use torchrun")
     if dry_run:
         show_estimates(stage, preset, ablation, data, folders, asked, changes or (), gpus, rate)
         return
@@ -142,13 +144,17 @@ def train(
             raise ValueError("--causal and base_start are both given: a base begins as one of them")
         if preset in FROM_CAUSAL and stage == "base" and run.causal is None and run.base_start is None:
             raise ValueError(f"preset {preset} begins as a causal model: give the folder of one with --causal")
-        if minutes is None:
-            finished = run_stage(stage, run, workspace, resume=resume, max_minutes=max_minutes)
-        else:
-            typer.echo(
-                f"training for {minutes:g} minutes: the bar has no end until the learning rate begins to fall",
-                err=True,
-            )
-            finished = run_stage_for(stage, run, workspace, minutes=minutes)
+        try:
+            if minutes is None:
+                finished = run_stage(stage, run, workspace, resume=resume, max_minutes=max_minutes)
+            else:
+                typer.echo(
+                    f"training for {minutes:g} minutes: the bar has no end until the learning rate begins to fall",
+                    err=True,
+                )
+                finished = run_stage_for(stage, run, workspace, minutes=minutes)
+        except KeyboardInterrupt:
+            typer.echo(f"{out / stage}: interrupted; --resume goes on from the last checkpoint", err=True)
+            raise
         if ranks.is_main:
             typer.echo(f"{out / stage}: " + ("finished" if finished else "stopped; continue with --resume"))

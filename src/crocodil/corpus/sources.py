@@ -156,6 +156,8 @@ class Files:
     files_per_unit: int = 2000
 
     def units(self) -> Sequence[Unit]:
+        if self.root.name.endswith(self.suffixes) and self.root.is_file():
+            raise ValueError(f"{self.root} is a single file: name its folder")
         if self.root.is_file():
             return [ArchiveUnit(self.root, self.suffixes, self.licence)]
         if not self.root.is_dir():

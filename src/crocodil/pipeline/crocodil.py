@@ -306,6 +306,8 @@ class Crocodil(Networks):
 
     def tokens_of(self, texts: Sequence[str], *, cut: bool = False) -> TokenIds:
         """Tokenize texts on canvases of one length."""
+        if isinstance(texts, str):
+            raise ValueError("texts is one string: give a list of texts, [text]")
         if not texts:
             raise ValueError("there is no text to encode")
         length = self.canvas_length(texts)

@@ -84,7 +84,8 @@ class Decoding:
     )  # D75
     crop: Amount | None = knob(
         None,
-        "Read the canvas only up to the predicted end of the text, and this many positions more. Default: all.",
+        "Read the canvas only up to the predicted end of the text, and this many positions more. Default: all, or "
+        "as the model says.",
     )  # D87
     in_turn: InTurn = knob(
         "no",
@@ -143,7 +144,9 @@ class Drawing:
     early_stop: bool = knob(
         False, "Stop the diffusion at the noise level of --register-noise, instead of adding noise at its end."
     )  # D63
-    num_registers: Width | None = knob(None, "Use only the first registers of each draw. Default: all.")
+    num_registers: Width | None = knob(
+        None, "Use only the first registers of each draw. Default: all, or as the model says."
+    )
     refresh_at: tuple[Share, ...] = (0.5,)  # ConWithinDisc draws again after these shares of the calls (D9)
     largest_offset: Share = 0.1  # of the block offsets; must be as in training (D4)
     time_shift: Positive = 1.0  # of the diffusion times; must be as in training

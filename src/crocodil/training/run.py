@@ -54,6 +54,7 @@ from crocodil.training.stage_checks import (
     guided_start_folders,
     student_folders,
     teacher_folders,
+    tokens_digest,
 )
 from crocodil.training.stage_setup import (
     JOINT_PRIOR,
@@ -180,6 +181,8 @@ def _start(name: str, run: Run, workspace: Workspace, *, resume: bool) -> None:
     if name in TRAINED_STAGES:
         check_num_steps(getattr(run, f"{name}_loop"), num_done, out)
     write_or_check_record(out, settings, sources, started=started, num_done=num_done)
+    if not started:
+        add_to_record(out, "tokens", tokens_digest(workspace.corpus))
     if name in TRAINED_STAGES:
         write_run_file(run, workspace.out)
 

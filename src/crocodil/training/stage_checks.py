@@ -1,5 +1,7 @@
 """Refuse what cannot work, before a network is built or a file is written."""
 
+import json
+from hashlib import sha256
 from pathlib import Path
 
 from crocodil.checkpoints.causal import read_causal_config
@@ -11,6 +13,7 @@ from crocodil.models.llada import LLaDAConfig
 from crocodil.text.tokenizer import Tokenizer
 from crocodil.training.adapting import check_encoder_fits_base, check_peft_installed
 from crocodil.training.loop import check_ranks
+from crocodil.training.record import STAGE_FILE, read_checksummed
 from crocodil.training.run_config import CausalStart, Run, read_run_file
 from crocodil.training.stage_setup import (
     STAGES,
@@ -154,6 +157,7 @@ def _check_corpus(run: Run, workspace: Workspace, *, uses_encoder: bool) -> None
             f"the encoder has a vocabulary of {run.encoder.vocab_size}, the corpus one of {vocab_size}: "
             "give the folder of the encoder's tokenizer (--qwen)"
         )
+    check_recorded_tokens(workspace.corpus, workspace.source)
     workspace.data(run, run.base_loop)  # refuses an empty split
     longest_texts = [shard.documents["length"].max(initial=0) for shard in workspace.corpus.shards("train")]
     longest = int(max(longest_texts, default=0)) + 2  # with BOS and EOS
@@ -185,6 +189,27 @@ def check_tokens(corpus: Corpus, file: Path) -> None:
     if differ := used.items() - known.items():
         token, index = min(differ, key=lambda pair: pair[1])
         raise ValueError(f"token {index} of the corpus is {token!r}, which is another one in {file}: {_REBUILD}")
+
+
+def tokens_digest(corpus: Corpus) -> str:
+    """Return a digest of the tokens of a corpus and their ids."""
+    ids = Tokenizer.load(corpus.directory / TOKENIZER_FILE).with_mask().ids
+    return sha256(json.dumps(sorted(ids.items())).encode()).hexdigest()
+
+
+def check_recorded_tokens(corpus: Corpus, directory: Path) -> None:
+    """Refuse a corpus with other tokens than those that a run was trained with, even if they are as many."""
+    for stage in ("base", "guided"):
+        if _recorded_tokens(directory / stage / STAGE_FILE) not in (None, tokens_digest(corpus)):
+            raise ValueError(f"{directory / stage} was trained with other tokens than the corpus has: {_REBUILD}")
+
+
+def _recorded_tokens(file: Path) -> str | None:
+    """Return the digest in a stage.json; None if it is older, or damaged (then resuming the stage says so)."""
+    try:
+        return read_checksummed(file).get("tokens") if file.exists() else None
+    except ValueError:
+        return None
 
 
 def fits(num_tokens: int, num_rows: int, *, exact: bool) -> bool:
