@@ -603,14 +603,14 @@ def test_the_bound_of_a_base_that_knows_nothing_is_that_of_a_uniform_distributio
 
 def test_a_method_is_swept_over_what_it_has_and_none_over_more_candidates(results):
     guided = select(results["sweep"], method="conthendisc", calls=4)
-    assert {row["eta"] for row in guided} == {0.0, 1.0}  # a field of `Drawing`
+    assert {row["register_noise"] for row in guided} == {0.5, 1.0}  # a field of `Drawing`
     own = select(results["sweep"], method="base", calls=4)
     assert {row["corrector"] for row in own} == {0.0, 0.25}
     assert len(own) == len(guided)
-    assert all("eta" not in row for row in own)
+    assert all("register_noise" not in row for row in own)
     (row,) = select(results["generation"], method="conthendisc", calls=4)
-    assert candidate_of(row).keys() == {"rule", "temperature", "eta"}
-    assert select(results["seconds"], method="conthendisc", calls=4)[0]["eta"] == row["eta"]
+    assert candidate_of(row).keys() == {"rule", "temperature", "register_noise"}
+    assert select(results["seconds"], method="conthendisc", calls=4)[0]["register_noise"] == row["register_noise"]
     one = guided[0]
     assert candidate_of({name: one[name] for name in one if name != "swept"}).keys() == {"rule", "temperature"}
     for changes, message in (

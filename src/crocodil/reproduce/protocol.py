@@ -180,7 +180,7 @@ DEFAULTS = Protocol(name="defaults", swept={}, min_calls=16, max_guided_calls=32
 TINY = Protocol(
     name="tiny", num_programs=8, num_copied=8, num_pairs=6, num_drawn=8, num_samples=6, num_swept=4,
     swept={"rule": ("confidence",)}, base_sweep=({"temperature": (1.0,), "corrector": (0.0, 0.25)},),
-    guided_sweep=({"temperature": (1.0,), "eta": (0.0, 1.0)},), min_calls=4, call_factor=16,
+    guided_sweep=({"temperature": (1.0,), "register_noise": (0.5, 1.0)},), min_calls=4, call_factor=16,
     compared_calls=(4,), max_guided_calls=4, swept_calls=(4, 32), final_calls=64, num_finalists=1,
     ablation_calls=(4,), mask_probs=(0.5, 1.0), noise_stds=(0.0, 1.0), diffusion_times=(0.2, 0.8),
     mauve_seeds=(0, 1), drawing={"prior_steps": 4, "refresh_steps": 2}, mauve_buckets=2, nearest=2,
