@@ -639,6 +639,14 @@ def test_registers_that_do_not_fit_are_one_line(pipe):
             pipe.decode(torch.ones(shape))
 
 
+def test_more_registers_than_there_are_are_refused(pipe):
+    drawn, encoded = pipe.prior.config.num_registers, pipe.encoder.config.num_registers
+    with pytest.raises(ValueError, match=f"this model draws {drawn}: use fewer"):
+        pipe.generate(1, calls=2, num_registers=drawn + 1)
+    with pytest.raises(ValueError, match=f"this model encodes {encoded}: use fewer"):
+        pipe.autoencode(["x = 1"], calls=2, num_registers=encoded + 1)
+
+
 def test_one_string_is_no_list_of_texts(pipe):
     for verb in (pipe.encode, pipe.autoencode):
         with pytest.raises(ValueError, match="texts is one string: give a list of texts"):

@@ -15,7 +15,7 @@ from crocodil.pipeline.answering import PromptedModel
 from crocodil.pipeline.batches import Job, SampleBatch, Watch
 from crocodil.pipeline.canvases import NOTHING, Given, cut_to_fit, fitting_length, split_to_fit, text_canvases
 from crocodil.pipeline.completing import Answers, complete
-from crocodil.pipeline.generating import generation_job
+from crocodil.pipeline.generating import check_count, generation_job
 from crocodil.pipeline.networks import Networks
 from crocodil.pipeline.results import Generation, OnSnapshot, Registers
 from crocodil.pipeline.settings import Method
@@ -133,6 +133,7 @@ class Crocodil(Networks):
     ) -> Generation:
         """Algorithm 6: encode texts and decode their first `num_registers` registers, by default all."""
         tokens = self.tokens_of(texts, cut=cut)
+        check_count(num_registers, self.encoder.config.num_registers, "encodes")
         decoding = with_decoding_knobs(decoding, knobs)
 
         def sample(numbers: range, canvas: Canvas, streams: Streams, watch: Watch) -> Samples:

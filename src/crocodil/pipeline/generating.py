@@ -59,10 +59,18 @@ def generation_job(
         return seed_job(base_sampler(model, decoding), canvas, seed, count, decoding, note=note)
     has_given_text = bool(given) if isinstance(given, Given) else any(map(bool, given))
     model.priors.check(drawing, has_given_text=has_given_text)
+    if (first := model.prior or model.conditional) is not None:
+        check_count(drawing.num_registers, first.config.num_registers, "draws")
     draws = draws_from(model.priors, drawing, has_given_text=has_given_text)
     demask = model.guided(drawing.num_registers)
     sample = guided_sampler(demask, draws, decoding, drawing, engine=model.engine)
     return seed_job(sample, canvas, seed, count, decoding, drawing, note=_note_on_steps(model, drawing))
+
+
+def check_count(num_registers: int | None, available: int, verb: str) -> None:
+    """Refuse more registers than there are."""
+    if num_registers is not None and num_registers > available:
+        raise ValueError(f"{num_registers} registers are asked for, and this model {verb} {available}: use fewer")
 
 
 def _note_on_steps(model: Networks, drawing: Drawing) -> str:
