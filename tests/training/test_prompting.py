@@ -218,6 +218,14 @@ def test_answers_follow_prompt_condition_and_length_head(pipe, method):
         assert [one.text for one in again] == [one.text for one in answers]
 
 
+def test_a_long_prompt_is_seen_as_far_as_the_lengths_drawn_for_its_answers_allow(pipe):
+    prompt, options = PROMPT + "    q1_delta = 1\n" * 20, {"count": 1, "calls": 2, "bound_draws": 0}
+    longest = pipe.answering.longest
+    short, drawn, long = (pipe.complete(prompt, tokens=tokens, **options) for tokens in (4, None, longest))
+    assert prompt.endswith(short.prompt)
+    assert len(short.prompt) > len(drawn.prompt) > len(long.prompt)
+
+
 def test_answers_are_not_drawn_in_the_few_steps_of_a_distilled_prior(pipe):
     generator = torch.Generator().manual_seed(0)
     few = replace(pipe.settings.drawing, eta=0.0, pag_scale=0.0, early_stop=True, register_noise=0.5)

@@ -190,12 +190,16 @@ def _prompted(
     ]
     splits = [Split(given.prefix + blank, "", given.suffix) for given, blank in zip(givens, moved, strict=True)]
     wholes = tokenize_pairs(splits, pipe.tokenizer)
-    pairs = [fitted_pair(whole, length=length, longest=longest) for whole in wholes]
     prompts = model.encode_prompts(wholes, options.get("batch_size") or pipe.affordable_batch(length))
     drawn = [model.lengths(prompt, count) if tokens is None else [tokens] * count for prompt in prompts.split(1)]
+    lengths = [[min(number, longest) for number in numbers] for numbers in drawn]
+    pairs = [  # all that the longest of its answers leaves is for the prompt
+        fitted_pair(whole, length=length, longest=max(numbers))
+        for whole, numbers in zip(wholes, lengths, strict=True)
+    ]
     made, seconds = generate_answers(
-        pipe, model, pairs, prompts, [[min(number, longest) for number in lengths] for lengths in drawn],
-        length=length, seed=seed, at_column=[given.at_column or given.prefix.endswith("\n") for given in givens],
+        pipe, model, pairs, prompts, lengths, length=length, seed=seed,
+        at_column=[given.at_column or given.prefix.endswith("\n") for given in givens],
         strengths=strengths, **options,
     )  # fmt: skip
     return [
