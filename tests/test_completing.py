@@ -178,8 +178,12 @@ def test_complete_and_generate_print_answers_with_their_bound(model_folder, tmp_
     file = tmp_path / "m.py"
     file.write_text(FILE)
     common = ["--model", model_folder, "--device", "cpu", "--count", 2, "--calls", 2, "--format", "jsonl"]
-    for words in (["complete", file, "--at", "2"], ["generate", "--prompt", "def f(x):"]):
-        result = CliRunner().invoke(cli.app, [str(word) for word in [*words, *common]])
+    for words in (
+        ["complete", file, "--at", "2"],
+        ["complete", "-", "--at", "2"],
+        ["generate", "--prompt", "def f(x):"],
+    ):
+        result = CliRunner().invoke(cli.app, [str(word) for word in [*words, *common]], input=FILE)
         assert result.exit_code == 0, result.output
         rows = [json.loads(line) for line in result.stdout.splitlines()]
         assert [row["nats"] for row in rows] == sorted(row["nats"] for row in rows)

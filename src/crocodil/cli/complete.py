@@ -8,7 +8,7 @@ import typer
 from crocodil.cli import options
 from crocodil.cli.answers import checked_method, print_answers
 from crocodil.cli.root import USE, Format, app
-from crocodil.cli.texts import read_text
+from crocodil.cli.texts import read_text_or_stdin
 from crocodil.pipeline.settings import BUILTIN
 from crocodil.runtime.config import Guidance, Length
 from crocodil.sampling.configs import Decoding, Drawing
@@ -18,7 +18,7 @@ from crocodil.text.positions import parse_place, place_in
 @app.command(rich_help_panel=USE)
 @options.with_knobs_of(Decoding, Drawing)
 def complete(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A text file.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A text file; - reads stdin.")],
     *,
     at: Annotated[
         str,
@@ -60,7 +60,7 @@ def complete(
     After a line, an answer gets its own lines, with the indentation that Python expects there. A blank line is
     replaced. All other text of the file stays unchanged.
     """
-    place = place_in(read_text(file), *parse_place(at))
+    place = place_in(read_text_or_stdin(file), *parse_place(at))
     method = checked_method(model, method, length, knobs)
     asked = {
         "count": count, "tokens": tokens, "method": method, "length": length, "seed": seed,

@@ -20,10 +20,14 @@ def read_text(file: Path) -> str:
     return _decoded(file.read_bytes(), name)
 
 
+def read_text_or_stdin(file: Path) -> str:
+    """Return the content of a text file, or of stdin for `-`."""
+    return _decoded(sys.stdin.buffer.read(), "stdin") if str(file) == "-" else read_text(file)
+
+
 def read_prompt(file: Path) -> str:
     """Return the content of a text file, or of stdin for `-`, without the line break at its end."""
-    text = _decoded(sys.stdin.buffer.read(), "stdin") if str(file) == "-" else read_text(file)
-    return text.removesuffix("\n").removesuffix("\r")
+    return read_text_or_stdin(file).removesuffix("\n").removesuffix("\r")
 
 
 def _decoded(content: bytes, name: str) -> str:
