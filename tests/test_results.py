@@ -262,6 +262,17 @@ def test_the_page_says_which_targets_the_built_in_model_reaches(own_rows):
         f"{cells([copied['cer']], '.3f', lambda value: value <= target['cer'])} | the same",
     ):
         assert f"| {line} |" in PAGE.read_text()
+    (oracle,) = select(own_rows["generation"], method="encoded registers", **at)
+    within, then = both
+    shares = [f"{row['parse_share']:.0%}" for row in (within, then, oracle)]
+    assert f"{shares[0].removesuffix('%')} to {shares[1]} parse in 16 calls" in prose(PAGE)
+    assert f"and {shares[2]} if their registers come from the encoder" in prose(PAGE)
+    assert f"{oracle['mauve']:.2f} and {then['mauve']:.2f}. The rest of the gap" in prose(PAGE)
+    assert f"it costs more ({within['flop_nfe'] / then['flop_nfe'] - 1:.0%} at 256 tokens" in prose(PAGE)
+    assert f"which about {shares[1]} parse" in prose(CARD)
+    assert (then["parse_share"] < 0.5) == (
+        "over half of the new programs that it writes do not parse" in prose(README)
+    )
     machines = {(row["machine"], row["threads"]) for row in own_rows["cpu-seconds"]}
     assert machines == {("x86_64", 2)}
     row = f"| {at['calls']} | " + " | ".join(f"{value:.1f}" for value in seconds)

@@ -203,6 +203,15 @@ def test_a_list_of_runs_shows_a_stage_beyond_the_paper_where_a_run_has_begun_it(
     assert "prompted" not in header
 
 
+def test_a_run_with_a_damaged_record_is_listed(trained, tmp_path):
+    shutil.copytree(trained, tmp_path / "run")
+    record = tmp_path / "run" / "guided" / "stage.json"
+    record.write_text(record.read_text().replace("settings", "damaged"))
+    listed = CliRunner().invoke(cli.app, ["runs", "list", str(tmp_path)])
+    assert listed.exit_code == 0
+    assert "finished" in listed.output
+
+
 def test_only_the_head_is_saved_and_it_loads(headed):
     folders = [path.name for path in (headed / "head" / "model").iterdir()]
     assert folders == ["causal_head"]

@@ -46,11 +46,12 @@ def list_runs(
 
 
 def _progress_of(run: Path, stage: str) -> str:
-    from crocodil.training.history import read_run_summary
     from crocodil.training.journal import METRICS_FILE, read_rows
+    from crocodil.training.run_config import read_run_file, summary_of
 
     if stage == "registers":
-        caches = [f"{split}-{length}" for length in read_run_summary(run).lengths for split in ("train", "valid")]
+        lengths = summary_of(read_run_file(run), run).lengths  # run.json alone: a stage.json may be damaged
+        caches = [f"{split}-{length}" for length in lengths for split in ("train", "valid")]
         is_finished = all((run / stage / cache).is_dir() for cache in caches)
     else:
         is_finished = (run / stage / "model").is_dir()

@@ -94,7 +94,10 @@ class StopLevels(NamedTuple):
 
 
 def least_noise_read(drawing: Drawing, *, refreshes: bool = True) -> float:
-    """Return the least noise of the last block that a step of a draw reads: more than where the draw stops."""
+    """Return the least noise that a step of a draw or a refresh reads, in the last block.
+
+    It is more than the noise at which the draw stops: the last step reads more than it returns.
+    """
     drawn = _noise_of_last_step(drawing, 1 / drawing.prior_steps)
     if not refreshes:
         return drawn

@@ -1,14 +1,13 @@
 """What a run recorded about its stages: how long each was trained, and with which settings."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from crocodil.runtime.config import read_as
 from crocodil.training.journal import METRICS_FILE, read_rows
 from crocodil.training.record import STAGE_FILE, read_checksummed
-from crocodil.training.run_config import RUN_FILE, RunSummary, read_run_file
+from crocodil.training.run_config import RunSummary, read_run_file, summary_of
 
 # Later stages override fields of earlier ones. No stage starts from head or prompted, so the others override them.
 _STAGES = ("base", "head", "prompted", "guided", "prior", "conditional", "distilled")
@@ -49,8 +48,7 @@ def recorded_run(directory: Path) -> dict[str, Any]:
 
 def read_run_summary(directory: Path) -> RunSummary:
     """Return the settings of a run that its model needs, as the stages used them that trained its networks."""
-    values, names = recorded_run(directory), [field.name for field in fields(RunSummary)]
-    return read_as(RunSummary, {name: values[name] for name in names if name in values}, directory / RUN_FILE)
+    return summary_of(recorded_run(directory), directory)
 
 
 def history(directory: Path, stages: Iterable[str]) -> list[StageHistory]:

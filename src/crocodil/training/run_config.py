@@ -1,7 +1,7 @@
 """The configuration of a run: the shapes of all networks and the settings of all stages, saved as run.json."""
 
 import json
-from dataclasses import asdict, field, replace
+from dataclasses import asdict, field, fields, replace
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -239,3 +239,9 @@ class RunSummary:
     prior_objective: PriorObjective
     pretrained: Pretrained
     distil_objective: DistilObjective = field(default_factory=DistilObjective)  # older runs did not distil
+
+
+def summary_of(values: dict[str, Any], directory: Path) -> RunSummary:
+    """Return the summary of a run whose settings are `values`."""
+    names = [entry.name for entry in fields(RunSummary)]
+    return read_as(RunSummary, {name: values[name] for name in names if name in values}, directory / RUN_FILE)

@@ -99,9 +99,13 @@ def _flops_of_base_start(start: Path, run: Run, workspace: Workspace) -> float |
 
 
 def _flops_behind_head(model: Path, run: Run, workspace: Workspace) -> Flops:
-    """Return the operations behind a model that gets a causal head; an exported one has those of the other run."""
-    inside = model.absolute().parent
-    if workspace.has_other_source and not (inside.name == "guided" and (inside.parent / RUN_FILE).is_file()):
+    """Return the operations behind the model that a causal head is trained for.
+
+    An exported model is outside of its run: the other run that the workspace reads is then the record of it.
+    """
+    stage = model.absolute().parent
+    is_of_run = stage.name == "guided" and (stage.parent / RUN_FILE).is_file()
+    if workspace.has_other_source and not is_of_run:
         return flops_up_to("guided", read_record(workspace.source), Shapes.of(run))
     return _flops_of_start("guided", model, Shapes.of(run))
 

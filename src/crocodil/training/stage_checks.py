@@ -199,8 +199,9 @@ def tokens_digest(corpus: Corpus) -> str:
 
 def check_recorded_tokens(corpus: Corpus, directory: Path) -> None:
     """Refuse a corpus with other tokens than those that a run was trained with, even if they are as many."""
+    used = tokens_digest(corpus)
     for stage in ("base", "guided"):
-        if _recorded_tokens(directory / stage / STAGE_FILE) not in (None, tokens_digest(corpus)):
+        if _recorded_tokens(directory / stage / STAGE_FILE) not in (None, used):
             raise ValueError(f"{directory / stage} was trained with other tokens than the corpus has: {_REBUILD}")
 
 
