@@ -23,6 +23,7 @@ from crocodil.seeding import Streams, generator_for
 from crocodil.training.estimate import step_flops
 from crocodil.training.head import HeadStage
 from crocodil.training.history import read_run_summary
+from crocodil.training.record import write_checksummed
 from crocodil.training.run import run_stage
 from crocodil.training.spent import Shapes, flops_of_run, inherited_flops, read_record
 from crocodil.training.stage_setup import head_stage
@@ -293,6 +294,14 @@ def test_export_draws_as_the_priors_were_trained_although_stage_head_ran_later(t
     assert run_stage("prior", replace(run, prior_objective=objective, prior_loop=loop), workspace)
     assert run_stage("head", run, workspace)
     assert read_run_summary(tmp_path).prior_objective == objective
+
+
+def test_a_summary_has_the_settings_of_the_priors_and_not_those_of_stage_prompted(trained, tmp_path):
+    (tmp_path / "run.json").write_bytes((trained / "run.json").read_bytes())
+    for stage, shift in (("conditional", 0.5), ("prompted", 2.0)):
+        (tmp_path / stage).mkdir()
+        write_checksummed(tmp_path / stage / "stage.json", {"settings": {"prior_objective.time_shift": shift}})
+    assert read_run_summary(tmp_path).prior_objective.time_shift == 0.5
 
 
 def test_export_refuses_a_head_of_another_demasker(trained, corpus, tmp_path):
