@@ -139,6 +139,16 @@ def test_the_bases_share_of_compute_follows_from_the_records_of_the_runs(own_row
         assert row["base_compute_share_with_priors"] == (None if share is None else pytest.approx(with_priors))
 
 
+def test_the_pages_say_how_much_compute_the_unmeasured_base_had(pipe):
+    folder = RESULTS / "second-base"
+    training = {"run": read_record(OWN / "training"), "base": read_record(folder)}
+    share = base_compute_share(with_base(pipe, folder), training, with_priors=True)
+    for page in (PAGE, DOCS / "evaluation.md"):
+        assert f"has {share:.2f} of the compute of the model" in prose(page)
+    work = training["base"]["work"]["base"]
+    assert f"{work.flops + work.inherited['base']:.3e} in all".replace("e+", "e") in prose(LOG)
+
+
 def test_rows_name_the_settings_that_their_method_generated_with(own_rows, pipe):
     for row in own_rows.get("cpu-seconds", ()):
         own = own_settings(pipe, Method(row["method"]))
