@@ -73,6 +73,7 @@ def failure(capsys, monkeypatch, *arguments):
         (["generate", "--nonsense"], "No such option: --nonsense"),
         (["encode", "/dev/null", "--out", "x"], "/dev/null is a pipe or a device, not a file"),
         (["decode", "nowhere"], "nowhere does not exist or is not a file"),
+        (["decode", __file__, "--out-dir", "x", "--format", "jsonl"], "--out-dir goes with --format text"),
         (["nonsense"], "No such command 'nonsense'"),
         (["train", "base", "run"], "Got unexpected extra argument(s) (run)"),
     ],

@@ -618,7 +618,12 @@ def test_a_long_text_can_be_encoded_piece_by_piece(folder, pipe, tmp_path):
     pieces = pipe.pieces(text)
     assert len(load_file(file)["registers"]) == len(pieces) > 1
     decoded = run("decode", file, "--model", folder, "--calls", 8)
-    assert decoded.stdout == "".join(pipe.decode(pipe.encode(pieces), calls=8).texts) + "\n"
+    whole = "".join(pipe.decode(pipe.encode(pieces), calls=8).texts)
+    assert decoded.stdout == whole + "\n"
+    out = tmp_path / "texts"
+    written = run("decode", file, "--model", folder, "--calls", 8, "--out-dir", out, "--extension", "py")
+    assert written.stdout == f"{out / '0000.py'}\n"
+    assert (out / "0000.py").read_text() == whole
 
 
 def test_registers_that_are_not_finite_are_refused(folder, pipe, tmp_path):

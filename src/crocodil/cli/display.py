@@ -119,12 +119,22 @@ class Printer:
 
 
 def print_texts(
-    made: Generation, format: Format, *, timings: bool, verbose: bool, files: Sequence[str] = ()
+    made: Generation,
+    format: Format,
+    *,
+    timings: bool,
+    verbose: bool,
+    files: Sequence[str] = (),
+    folder: NewFolder | None = None,
 ) -> None:
-    """Print all texts. If each has the name of a file, the pieces of one file are printed as one text."""
+    """Print all texts, or write each to a file. If texts have names of files, the pieces of one file are one text."""
     if format is Format.TEXT:
         joined = groupby(enumerate(made.texts), lambda piece: files[piece[0]] if files else piece[0])
-        typer.echo(f"\n{SEPARATOR}\n".join("".join(text for _, text in pieces) for _, pieces in joined))
+        texts = ["".join(text for _, text in pieces) for _, pieces in joined]
+        if folder is None:
+            typer.echo(f"\n{SEPARATOR}\n".join(texts))
+        else:
+            typer.echo("\n".join(printable(folder.write(number, text)) for number, text in enumerate(texts)))
     else:
         printer, seconds = Printer(format, timings=timings, about={}), made.seconds / len(made.texts)
         for number, (text, cost) in enumerate(zip(made.texts, made.costs, strict=True)):

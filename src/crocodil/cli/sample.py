@@ -188,23 +188,28 @@ def decode(
     registers: options.FirstRegisters = None,
     knobs: dict[str, Any],
     format: options.TextFormat = Format.TEXT,
+    out_dir: options.OutDir = None,
+    extension: options.Extension = "txt",
     timings: options.Timings = False,
     verbose: options.Verbose = False,
     model: options.Model = BUILTIN,
     device: options.Device = None,
 ) -> None:
-    """Decode the registers in a file into texts."""
+    """Decode the registers in a file into texts. The pieces of a split text are one text again."""
     if not file.is_file():
         raise ValueError(f"{printable(file)} does not exist or is not a file")
+    if out_dir is not None and format is Format.JSONL:
+        raise ValueError("--out-dir goes with --format text: rows of jsonl are pieces of texts")
     if length is not None:
         _settings(model).canvas(length)
+    folder = None if out_dir is None else NewFolder(out_dir, extension)
     from crocodil.cli.display import print_texts, read_registers
     from crocodil.pipeline import Crocodil
 
     stored = read_registers(file)
     pipe = Crocodil.from_pretrained(model, device=device)
     made = pipe.decode(stored.registers[:, :registers], length=length, **knobs)
-    print_texts(made, format, timings=timings, verbose=verbose, files=stored.files)
+    print_texts(made, format, timings=timings, verbose=verbose, files=stored.files, folder=folder)
 
 
 @app.command(rich_help_panel=USE)
