@@ -127,7 +127,7 @@ def print_texts(
     files: Sequence[str] = (),
     folder: NewFolder | None = None,
 ) -> None:
-    """Print all texts, or write each to a file. If texts have names of files, the pieces of one file are one text."""
+    """Print all texts, or write each to a file. With names of files, the pieces of one file are one text."""
     if format is Format.TEXT:
         joined = groupby(enumerate(made.texts), lambda piece: files[piece[0]] if files else piece[0])
         texts = ["".join(text for _, text in pieces) for _, pieces in joined]
