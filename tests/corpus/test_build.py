@@ -191,6 +191,13 @@ def test_a_directory_belongs_to_the_recipe_that_began_it(whole, recipe, tmp_path
         build(replace(recipe, vocab_size=600), tmp_path / "out", num_processes=1)
 
 
+def test_a_source_without_files_does_not_take_the_directory(recipe, tmp_path):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match="has no readable file"):
+        build(own_python(tmp_path / "empty"), tmp_path / "out", num_processes=1)
+    assert build(recipe, tmp_path / "out", num_processes=1).description["recipe"]
+
+
 def test_an_existing_tokenizer_is_the_same_code_path(recipe, tmp_path):
     Tokenizer.train([program("x", 20)], vocab_size=300).save(tmp_path / "own.json")
     corpus = build(replace(recipe, tokenizer=tmp_path / "own.json"), tmp_path / "out", num_processes=1)

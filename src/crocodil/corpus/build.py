@@ -57,7 +57,7 @@ def build(recipe: Recipe, out: Path, *, num_processes: int | None = None) -> Cor
 def _build(recipe: Recipe, out: Path, num_processes: int) -> Corpus:
     work = out / "work"
     work.mkdir(parents=True, exist_ok=True)
-    _claim(out, recipe)
+    _check_recipe(recipe, work)
     if (out / CORPUS_FILE).exists():
         return Corpus(out)
     remove_unfinished(out)
@@ -70,26 +70,27 @@ def _build(recipe: Recipe, out: Path, num_processes: int) -> Corpus:
     return finish(recipe, out, directories, documents, selection, tokenizer)
 
 
-def _claim(out: Path, recipe: Recipe) -> None:
-    """Record the recipe of a directory, or check that it is the same."""
-    claim = out / "work" / "recipe"
-    if not claim.exists():
-        with whole_file(claim) as unfinished:
-            unfinished.write_text(recipe.corpus_fingerprint())
-    if claim.read_bytes() != recipe.corpus_fingerprint().encode():
-        raise ValueError(f"{out} was started with another recipe: choose another directory, or delete it")
+def _check_recipe(recipe: Recipe, work: Path) -> None:
+    """Refuse a folder in which a build by another recipe began."""
+    claim = work / "recipe"
+    if claim.exists() and claim.read_bytes() != recipe.corpus_fingerprint().encode():
+        raise ValueError(f"{work.parent} was started with another recipe: choose another directory, or delete it")
 
 
-def _claim_units(claim: Path, units: Sequence[Unit]) -> None:
-    """Record the list of units, or check that it is the same: harvested files are numbered by this list."""
+def _claim(recipe: Recipe, units: Sequence[Unit], work: Path) -> None:
+    """Record the recipe and the list of units, or check that they are the same.
+
+    Harvested files are numbered by this list.
+    """
+    _check_recipe(recipe, work)
     digest = hashlib.sha256("\n".join(repr(unit) for unit in units).encode()).hexdigest()
-    if not claim.exists():
-        with whole_file(claim) as unfinished:
-            unfinished.write_text(digest)
-    if claim.read_bytes() != digest.encode():
+    for claim, content in ((work / "recipe", recipe.corpus_fingerprint()), (work / "units", digest)):
+        if not claim.exists():
+            with whole_file(claim) as unfinished:
+                unfinished.write_text(content)
+    if (work / "units").read_bytes() != digest.encode():
         raise ValueError(
-            f"the source has gained or lost files since this build began: delete {claim.parent.parent}, then "
-            "start again"
+            f"the source has gained or lost files since this build began: delete {work.parent}, then start again"
         )
 
 
@@ -99,7 +100,7 @@ def run_harvest(recipe: Recipe, work: Path, *, num_processes: int) -> list[Path]
     root.mkdir(parents=True, exist_ok=True)
     remove_unfinished(root)
     units = recipe.source.units()
-    _claim_units(work / "units", units)
+    _claim(recipe, units, work)  # after the list was made: a source without files claims no folder
     directories = [root / f"{number:06d}" for number in range(len(units))]
     jobs = {
         directory: (harvest, unit, recipe, directory)
