@@ -421,7 +421,7 @@ def test_the_pages_state_memory_and_hours_that_follow_from_estimates_and_measure
     minutes = [tokens / 1453e3 / 60, tokens / 780e3 / 60, small.conditional_loop.num_steps * 0.082 / 60]
     assert f"about {sum(minutes):.0f} minutes measured on one H200" in readme
     for stage, taken in zip(("base", "guided", "conditional"), minutes, strict=True):
-        as_measured = "" if whole[stage] == memory[stage] else f"; {whole[stage]} as measured"
+        as_measured = "" if whole[stage] == memory[stage] else f"; {whole[stage]} without micro-batches"
         line = rf"{stage} \| {re.escape(memory[stage] + as_measured)} \| [^|]+ \| {taken:.0f} minutes"
         assert re.search(line, quickstart)
     own = of("builtin")

@@ -11,6 +11,7 @@ from clear_decode import clear_decode
 from safetensors.torch import load_file
 from tiny import EOS, MASK, NUM_REGISTERS, REGISTER_WIDTH, VOCAB
 from torch.nn.functional import one_hot
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from crocodil.checkpoints.llada import load_llada
 from crocodil.models.causal_head import CausalHead
@@ -90,7 +91,7 @@ def numbers(noisy_tokens, tokens):
 def watched(demask, canvas, how, **choices):
     """The samples, and the canvas after every call."""
     history = []
-    samples = decode(demask, canvas, how, on_call=lambda tokens, *_: history.append(tokens), **choices)
+    samples = decode(demask, canvas, how, on_call=lambda after: history.append(after.tokens), **choices)
     return samples, history
 
 
@@ -138,6 +139,27 @@ def test_a_perfect_demasker_decodes_exactly_in_the_promised_calls(length, block_
     samples = decode(perfect(tokens), empty_canvas(2, how), how, streams=tiny.streams(2))
     assert torch.equal(samples.tokens, tokens)
     assert samples.cost == Cost(demasker_calls=num_calls)
+
+
+class _CountOperations(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.count += 1
+        return function(*args, **(kwargs or {}))
+
+
+def test_a_callback_that_reads_nothing_costs_nothing():
+    """On a GPU, reading would make every call wait for the device."""
+    tokens, how = tiny.programs(3, 16), decoding(length=16, block_size=16, num_calls=4)
+    counts = []
+    for on_call in (None, lambda after: None, lambda after: (after.tokens, after.log_prob, after.cost)):
+        with _CountOperations() as operations:
+            decode(perfect(tokens), empty_canvas(3, how), how, streams=tiny.streams(3), on_call=on_call)
+        counts.append(operations.count)
+    assert counts[0] == counts[1] < counts[2]
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: type(rule).__name__)
@@ -500,7 +522,7 @@ def test_calls_are_spread_over_the_text_and_not_over_the_canvas():
         how = decoding(40, num_calls=8, pace=pace, eos_id=EOS)
         made = decode(
             surest_of_the_filling(tokens), empty_canvas(3, how), how, streams=tiny.streams(3),
-            on_call=lambda tokens, *_, counts=counts: counts.append((tokens == MASK).sum(dim=1).tolist()),
+            on_call=lambda after, counts=counts: counts.append((after.tokens == MASK).sum(dim=1).tolist()),
         )  # fmt: skip
         assert torch.equal(made.tokens, tokens)
     assert [row[0] for row in hidden["canvas"]][:2] == [35, 0]  # 5 tokens a call, so 8 take two calls

@@ -10,6 +10,7 @@ import torch
 from crocodil.pipeline.batches import Watch
 from crocodil.processes.gaussian import OnStep
 from crocodil.sampling.cost import Cost
+from crocodil.sampling.decode import AfterCall
 from crocodil.shapes import LogProbs, RegisterBank, TokenIds
 from crocodil.text.tokenizer import Tokenizer
 
@@ -88,9 +89,10 @@ def snapshots(
     if on_call is None and on_step is None:
         return None
 
-    def take_snapshot(tokens: TokenIds, call: int, cost: Cost, log_prob: LogProbs) -> None:
+    def take_snapshot(after: AfterCall) -> None:
         if on_call is not None:
-            on_call(Snapshot(tokens[:, first:], call, num_calls, cost, tokenizer, log_prob[:, first:]))
+            tokens, log_prob = after.tokens[:, first:], after.log_prob[:, first:]
+            on_call(Snapshot(tokens, after.call, num_calls, after.cost, tokenizer, log_prob))
 
     return Watch(take_snapshot, on_step or (lambda *_: None))
 

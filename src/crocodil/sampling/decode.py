@@ -25,8 +25,30 @@ from crocodil.shapes import LogProbs, Positions, RegisterBank, TokenIds
 
 ROW_COUNTS = 8  # the number of logit rows per call is rounded up to an eighth of a block: few distinct shapes
 
-# (canvas after a call, index of the call, cost so far, log-probabilities of the proposed tokens)
-OnCall: TypeAlias = Callable[[TokenIds, int, Cost, LogProbs], None]
+
+@dataclass(frozen=True)
+class AfterCall:
+    """The batch after a call, for a callback. What is not read costs nothing: reading may wait for the device."""
+
+    call: int  # from 0
+    state: State
+
+    @property
+    def tokens(self) -> TokenIds:
+        return self.state.all_tokens()
+
+    @property
+    def cost(self) -> Cost:
+        """The cost so far."""
+        return self.state.ledger.total()
+
+    @property
+    def log_prob(self) -> LogProbs:
+        """Of the tokens that the call proposed; 0 elsewhere."""
+        return self.state.all_log_probs()
+
+
+OnCall: TypeAlias = Callable[[AfterCall], None]
 
 
 @torch.no_grad()
@@ -76,7 +98,7 @@ def decode(
         if reads_values:
             state.check_finite()
         if on_call is not None:
-            on_call(state.all_tokens(), call.index, state.ledger.total(), state.all_log_probs())
+            on_call(AfterCall(call.index, state))
     return state.samples()
 
 

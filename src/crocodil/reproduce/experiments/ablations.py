@@ -1,5 +1,6 @@
 """Ablations: the number of registers, the time of the refresh, and models trained differently (App. C and G)."""
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -72,11 +73,12 @@ def generate_from(
 ) -> Generation:
     """Run ConThenDisc with the first `num_registers` drawn registers; the cost is that of drawing all."""
     settings = replace(pipe.settings, drawing=replace(pipe.settings.drawing, **drawing))
-    pipe = replace(pipe, settings=settings)
+    pipe, started_at = replace(pipe, settings=settings), time.perf_counter()
     registers, cost = draw_from_prior(pipe, count, seed=seed).first(num_registers)
     made = pipe.decode(registers, seed=seed, decoding=decoding, show_progress=False)
     nfe, flop_nfe = nfe_and_flop_nfe(pipe, cost, num_registers=num_registers)
-    return replace(made, nfe=made.nfe + nfe, flop_nfe=made.flop_nfe + flop_nfe)
+    seconds = time.perf_counter() - started_at
+    return replace(made, nfe=made.nfe + nfe, flop_nfe=made.flop_nfe + flop_nfe, seconds=seconds)
 
 
 # ---------------------------------------------------------------- App. G ii: the time of the refresh
