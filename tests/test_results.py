@@ -1,8 +1,8 @@
 """Committed rows belong to their model, and the pages state what rows and runs say.
 
-`results/first/` has the rows of the first model that the package contained, `results/second/` those of the second.
-The pages of the built-in model name the folder of its rows in their marks (`crocodil.reproduce.pages`): for
-another model, the marks change.
+`results/first/` has the rows of the first model that the package contained, `results/second/` those of the second,
+and `results/second-defaults/` its rows with default settings, on other test programs. The pages name the folders
+in their marks (`crocodil.reproduce.pages`).
 """
 
 import json
@@ -29,13 +29,14 @@ from crocodil.reproduce.context import parts, with_base
 from crocodil.reproduce.document import as_markdown
 from crocodil.reproduce.experiments import read_all
 from crocodil.reproduce.experiments.comparison import differences
+from crocodil.reproduce.experiments.targets import lines
 from crocodil.reproduce.experiments.training_compute import base_compute_share, shapes_of
 from crocodil.reproduce.figures import can_draw
 from crocodil.reproduce.fixed_protocol import kept_targets
 from crocodil.reproduce.headline_numbers import summary
-from crocodil.reproduce.pages import filled, folders_of, write_page
+from crocodil.reproduce.pages import GUIDED, filled, folders_of, write_page
 from crocodil.reproduce.report import TITLE, report, timed
-from crocodil.reproduce.store import read_rows, select
+from crocodil.reproduce.store import select
 from crocodil.reproduce.sweep import decoding_row, own_settings
 from crocodil.runtime.config import read_as
 from crocodil.sampling.configs import Decoding
@@ -51,8 +52,8 @@ README, CARD, PAGE = ROOT / "README.md", ROOT / "src" / "crocodil" / "builtin" /
 FIRST, FIRST_ROWS = DOCS / "first-model.md", RESULTS / "first"
 START = DOCS / "pretrained-start.md"
 LOG, QUICKSTART, HOW = DOCS / "research-log.md", DOCS / "quickstart.md", DOCS / "how-it-works.md"
-OWN = ROOT / folders_of(README.read_text())[0]  # the rows of the built-in model
-DIGITS = {"distinct_2": 3, "entropy": 2, "gen_ppl": 2}  # in the table of targets
+OWN, DEFAULTS = RESULTS / "second", RESULTS / "second-defaults"  # the rows of the built-in model
+BASE = RESULTS / "second-base"
 FOLDERS = sorted(file.parent for file in RESULTS.rglob("conditions.json"))
 every_folder = pytest.mark.parametrize("folder", FOLDERS, ids=[folder.name for folder in FOLDERS])
 
@@ -70,15 +71,20 @@ def found(rows):
 
 @pytest.fixture(scope="module")
 def own_rows():
-    """Rows of the built-in model."""
+    """Rows of the built-in model and its base, by the protocol."""
     return timed(read_all(OWN))
+
+
+@pytest.fixture(scope="module")
+def default_rows():
+    """Rows of the built-in model with its default settings."""
+    return timed(read_all(DEFAULTS))
 
 
 @pytest.fixture(scope="module")
 def pipe(own_rows):
     dtype = getattr(torch, own_rows["model"][0]["dtype"])
-    base = OWN / "base"
-    return with_base(Crocodil.from_pretrained(device="cpu", dtype=dtype), base if base.is_dir() else None)
+    return with_base(Crocodil.from_pretrained(device="cpu", dtype=dtype), BASE)
 
 
 def prose(file):
@@ -101,11 +107,15 @@ def test_the_report_is_what_the_rows_say(folder):
 
 
 @pytest.mark.parametrize("file", [README, PAGE, CARD], ids=["README", "results page", "model card"])
-def test_the_tables_of_a_page_are_what_the_rows_of_the_built_in_model_say(file, own_rows, monkeypatch):
+def test_the_tables_of_a_page_are_what_the_rows_of_the_built_in_model_say(
+    file, own_rows, default_rows, monkeypatch
+):
     monkeypatch.chdir(ROOT)
-    page, folder = file.read_text(), OWN.relative_to(ROOT)
-    assert set(folders_of(page)) == {folder.as_posix()}
-    assert filled(page, own_rows, folder) == page
+    page, rows_in = file.read_text(), {OWN: own_rows, DEFAULTS: default_rows}
+    named = {folder.relative_to(ROOT).as_posix(): rows for folder, rows in rows_in.items()}
+    assert OWN.relative_to(ROOT).as_posix() in folders_of(page)
+    for folder in folders_of(page):
+        assert filled(page, named[folder], Path(folder)) == page
 
 
 def test_the_tables_of_the_page_of_the_first_model_are_what_its_rows_say(rows, monkeypatch):
@@ -124,41 +134,36 @@ def test_a_page_without_marks_or_with_an_unknown_table_is_refused(own_rows, tmp_
         write_page(tmp_path / "page.md", own_rows, OWN)
 
 
-def test_the_rows_are_of_the_built_in_model_and_of_the_base_beside_them(own_rows, pipe):
-    absent = {} if pipe.base is not None else {"base": None}
+def test_the_rows_are_of_the_built_in_model_and_of_its_base(own_rows, default_rows, pipe):
     for row in own_rows["model"]:
-        assert parts(pipe) == row["model"] | absent
+        assert parts(pipe) == row["model"]
+    for row in default_rows["model"]:
+        assert parts(replace(pipe, base=None)) == row["model"]
 
 
 def test_the_bases_share_of_compute_follows_from_the_records_of_the_runs(own_rows, pipe):
-    folders = {"run": OWN / "training", "base": OWN / "base"}
-    training = {name: read_run_file(folder) for name, folder in folders.items() if folder.is_dir()}
+    training = {"run": read_record(OWN / "training"), "base": read_record(BASE)}
     share, with_priors = (base_compute_share(pipe, training, with_priors=priors) for priors in (False, True))
     for row in own_rows["model"]:
-        assert row["base_compute_share"] == (None if share is None else pytest.approx(share))
-        assert row["base_compute_share_with_priors"] == (None if share is None else pytest.approx(with_priors))
-
-
-def test_the_pages_say_how_much_compute_the_unmeasured_base_had(pipe):
-    folder = RESULTS / "second-base"
-    training = {"run": read_record(OWN / "training"), "base": read_record(folder)}
-    share = base_compute_share(with_base(pipe, folder), training, with_priors=True)
-    for page in (PAGE, DOCS / "evaluation.md"):
-        assert f"has {share:.2f} of the compute of the model" in prose(page)
+        assert row["base_compute_share"] == pytest.approx(share)
+        assert row["base_compute_share_with_priors"] == pytest.approx(with_priors)
+    assert f"has {with_priors:.2f} of the compute of the model" in prose(PAGE)
+    for page in (PAGE, CARD):
+        assert f"lacks {1 - with_priors:.1%} of the compute of" in prose(page)
     work = training["base"]["work"]["base"]
     assert f"{work.flops + work.inherited['base']:.3e} in all".replace("e+", "e") in prose(LOG)
 
 
-def test_rows_name_the_settings_that_their_method_generated_with(own_rows, pipe):
-    for row in own_rows.get("cpu-seconds", ()):
+def test_rows_name_the_settings_that_their_method_generated_with(default_rows, pipe):
+    for row in default_rows["cpu-seconds"]:
         own = own_settings(pipe, Method(row["method"]))
         assert {name: row.get(name, value) for name, value in own.items()} == own  # older rows name fewer
-    for row in own_rows.get("generation", ()):
+    for row in default_rows["generation"]:
         if row.get("swept_at", 0) is None and row["method"] in list(Method):  # measured with default settings
             defaults = decoding_row(pipe.settings.decoding_for(Method(row["method"])))
             row = decoding_row(Decoding()) | row  # fields that are newer than the row
             assert {name: row[name] for name in defaults} == defaults
-    for row in own_rows.get("memorisation", ()):
+    for row in default_rows["memorisation"]:
         for method, chosen in row["chosen"].items():
             assert own_settings(pipe, Method(method)).items() >= chosen.items()
 
@@ -198,14 +203,6 @@ def test_the_model_card_states_the_shapes_the_layers_and_the_size_of_the_built_i
 # ---------------------------------------------------------------- the first model
 
 
-def test_pages_of_the_built_in_model_give_the_speedups_of_the_first_model_as_its_own(found):
-    of_first = found["speedup"]["256"]["conwithindisc"]
-    stated = f"was {of_first['flops']:.1f} by FLOPs, and {of_first['nfe']:.2f} in the paper's unit of cost, NFE"
-    for page in (README, PAGE):
-        (sentence,) = (part for part in prose(page).split("For the ") if stated in part)
-        assert sentence.startswith("[first model](")
-
-
 def test_the_page_compares_the_built_in_model_with_the_first_one_as_the_rows_do():
     page = PAGE.read_text()
     measured = [json.loads(line) for line in (RESULTS / "against-first.jsonl").read_text().splitlines()]
@@ -227,71 +224,80 @@ def test_the_page_compares_the_built_in_model_with_the_first_one_as_the_rows_do(
         assert new["mauve"] - old["mauve"] > max(new["mauve_spread"], old["mauve_spread"])
 
 
-def test_the_page_says_which_targets_the_built_in_model_reaches(own_rows):
-    target = json.loads((OWN / "protocol.json").read_text())["targets"]
-    at = {"length": target["length"], "calls": target["calls"]}
-    methods = (Method.CON_WITHIN_DISC, Method.CON_THEN_DISC)
-    both = [select(own_rows["generation"], method=str(method), **at)[0] for method in methods]
-    seconds = [select(own_rows["cpu-seconds"], method=str(method), **at)[0]["cpu_seconds"] for method in methods]
-    (real,) = select(own_rows["reference"], length=target["length"])
-    (copied,) = select(own_rows["autoencoder"], **at)
-
-    def cells(values, how, is_reached):
-        return " | ".join(f"{value:{how}}, {'reached' if is_reached(value) else 'missed'}" for value in values)
-
-    parses = cells([row["parse_share"] for row in both], ".1%", lambda share: share >= target["parse_share"])
-    least = target["distinct_2_of_real"] * real["distinct_2"]
-    varies = cells([row["distinct_2"] for row in both], ".3f", lambda share: share >= least)
-    entropy = cells(
-        [row["entropy"] for row in both],
-        ".2f",
-        lambda nats: abs(nats - real["entropy"]) <= target["entropy_distance"],
-    )
-    (pair,) = select(read_rows(RESULTS / "against-first.jsonl"), of="real programs")
-    assert f"Two sets of validation programs have a MAUVE of {pair['mauve']:.2f}, pooled or not" in prose(README)
-    assert f"{pair['mauve']:.2f}" == f"{pair['mauve_pooled']:.2f}"
-    least_mauve = {name: target["mauve_of_real"] * pair[name] for name in ("mauve", "mauve_pooled")}
-    mauves = {
-        name: cells([row[name] for row in both], ".3f", lambda value, least=least: value >= least)
-        for name, least in least_mauve.items()
-    }
-    most = target["gen_ppl_of_real"] * real["gen_ppl"]
-    gen_ppl = cells([row["gen_ppl"] for row in both], ".2f", lambda value: value <= most)
-    of_real = {name: f"real programs ({real[name]:.{digits}f})" for name, digits in DIGITS.items()}
-    for line in (
-        f"samples that parse | at least {target['parse_share']:.0%} | {parses}",
-        f"distinct-2 | at least {target['distinct_2_of_real']} of {of_real['distinct_2']} | {varies}",
-        f"entropy | within {target['entropy_distance']} of {of_real['entropy']} | {entropy}",
-        *(
-            f"{name} | at least {target['mauve_of_real']} of real against real ({pair[key]:.3f}) | {mauves[key]}"
-            for name, key in (("MAUVE", "mauve"), ("MAUVE, pooled", "mauve_pooled"))
-        ),
-        f"Gen-PPL | at most {target['gen_ppl_of_real']} times that of {of_real['gen_ppl']} | {gen_ppl}",
-        f"seconds on two threads of x86-64 | at most 6 | {cells(seconds, '.1f', lambda value: value <= 6)}",
-        f"copies, 64 registers: CER | at most {target['cer']:.2f} | "
-        f"{cells([copied['cer']], '.3f', lambda value: value <= target['cer'])} | the same",
+def test_the_page_states_the_speedups_and_what_they_do_not_say(own_rows):
+    speedups = summary(own_rows)["speedup"]
+    flops = {length: sorted(speedups[length][method]["flops"] for method in GUIDED) for length in ("256", "512")}
+    least, most = ([f"{found[end]:.0f}" for found in flops.values()] for end in (0, -1))
+    for page, words in (
+        (PAGE, "the model needs {} to {} times fewer FLOPs; for 512 tokens {} to {} times fewer"),
+        (ROOT / "CHANGELOG.md", "are {} to {} by FLOPs at 256 tokens and {} to {} at 512"),
     ):
-        assert f"| {line} |" in PAGE.read_text()
-    (oracle,) = select(own_rows["generation"], method="encoded registers", **at)
-    within, then = both
-    shares = [f"{row['parse_share']:.0%}" for row in (within, then, oracle)]
-    assert f"{shares[0].removesuffix('%')} to {shares[1]} parse in 16 calls" in prose(PAGE)
-    assert f"and {shares[2]} if their registers come from the encoder" in prose(PAGE)
-    assert f"{oracle['mauve']:.2f} and {then['mauve']:.2f}. The rest of the gap" in prose(PAGE)
-    assert f"it costs more ({within['flop_nfe'] / then['flop_nfe'] - 1:.0%} at 256 tokens" in prose(PAGE)
-    assert f"which about {shares[1]} parse" in prose(CARD)
-    assert (then["parse_share"] < 0.5) == (
-        "over half of the new programs that it writes do not parse" in prose(README)
+        assert words.format(least[0], most[0], least[1], most[1]) in prose(page)
+    at = {(row["method"], row["calls"]): row for row in select(own_rows["generation"], length=256)}
+    base, few, more = at["base", 256], at["conthendisc", 8], at["conthendisc", 32]
+    both = [f"{row['distinct_2']:.3f} and {row['parse_share']:.0%}" for row in (base, few)]
+    assert f"({both[0]}; ConThenDisc {both[1]})" in prose(PAGE)
+    assert at["conthendisc", 16]["parse_share"] < base["parse_share"] < more["parse_share"]
+    assert f"With 32 calls {more['parse_share']:.0%} of the samples of ConThenDisc parse" in prose(PAGE)
+    for page in (README, PAGE):
+        assert f"{base['flop_nfe'] / more['flop_nfe']:.1f} times cheaper" in prose(page)
+    assert max(row["distinct_2"] for row in at.values() if row["method"] in GUIDED) < base["distinct_2"]
+    candidates = select(own_rows["sweep"], method="base", calls=16, pace="canvas", top_p=1.0, crop=16)
+    found = {row["temperature"]: f"{row['mauve']:.2f}" for row in candidates if row["rule"] == "random"}
+    assert f"would be {found[0.85]} instead of {found[1.0]} (validation programs)" in prose(PAGE)
+    assert at["base", 16]["temperature"] == 1.0
+    assert base["temperature"] == 0.85
+
+
+def test_the_pages_state_the_quality_of_samples(own_rows, default_rows):
+    wanted = kept_targets(OWN, own_rows["model"])
+    found = lines(wanted, own_rows)
+    reached = sum(line.reached is True for line in found)
+    assert f"Of {len(found)} targets that were set before, the model reaches [{reached}]" in prose(README)
+    at = {"length": 256, "calls": 16}
+    (within,), (then,), (oracle,) = (
+        select(own_rows["generation"], method=method, **at) for method in (*GUIDED, "encoded registers")
     )
-    machines = {(row["machine"], row["threads"]) for row in own_rows["cpu-seconds"]}
-    assert machines == {("x86_64", 2)}
+    parse = [f"{row['parse_share']:.0%}" for row in (within, then, oracle)]
+    for page in (README, PAGE):
+        assert f"{parse[0].removesuffix('%')} to {parse[1]} parse" in prose(page)
+    assert f"{parse[0].removesuffix('%')} to {parse[1]} of its samples of 256 tokens" in prose(
+        ROOT / "CHANGELOG.md"
+    )
+    assert f"which about {parse[1]} parse" in prose(CARD)
+    assert f"and {parse[2]} if their registers come from the encoder" in prose(PAGE)
+    assert f"MAUVE is {oracle['mauve']:.2f} and {then['mauve']:.2f}. The rest of the gap" in prose(PAGE)
+    (anchor,) = select(own_rows["anchor"], length=256)
+    shares = " and ".join(f"{row['mauve'] / anchor['mauve']:.3f}" for row in (then, within))
+    assert f"({shares} of real, {wanted.mauve_of_real} wanted)" in prose(PAGE)
+    assert f"{within['flop_nfe'] / then['flop_nfe'] - 1:.0%} more at 256 tokens" in prose(PAGE)
+    below = [
+        -fmean(part.mauve.mean for part in differences(select(own_rows["generation"], length=length)))
+        for length in (256, 512)
+    ]
+    assert "is lower, by {:.2f} at 256 tokens and by {:.2f} at 512".format(*below) in prose(PAGE)
+    bounds = [f"{row['bits_per_byte']:.3f}" for row in own_rows["likelihood"]]
+    assert f"{bounds[0]} bits per byte on validation programs, {bounds[1]} on the fresh" in prose(PAGE)
+    (copied,) = select(own_rows["autoencoder"], block=256, **at)
+    assert f"a character error rate of {copied['cer']:.3f}" in prose(PAGE)
+    old, new = (select(rows["reference"], length=256)[0]["mauve"] for rows in (default_rows, own_rows))
+    assert f"validation programs have {old:.2f} here and {new:.2f} there" in prose(PAGE)
+
+
+def test_seconds_on_a_laptop_are_stated(default_rows):
+    at = {"length": 256, "calls": 16}
+    seconds = [select(default_rows["cpu-seconds"], method=method, **at)[0]["cpu_seconds"] for method in GUIDED]
+    assert {f"{value:.0f}" for value in seconds} == {"3"}
+    assert "On two threads of an x86-64 server, a program of 256 tokens takes 3 seconds" in prose(README)
+    assert {(row["machine"], row["threads"]) for row in default_rows["cpu-seconds"]} == {("x86_64", 2)}
     row = f"| {at['calls']} | " + " | ".join(f"{value:.1f}" for value in seconds)
     assert f"| built-in model, on two threads of an x86-64 server {row} |" in (DOCS / "speed.md").read_text()
 
 
-def test_the_page_states_what_lies_between_two_programs(own_rows):
-    at = {row["mix_weight"]: row for row in own_rows["interpolation"]}
+def test_the_page_states_what_lies_between_two_programs(default_rows):
+    at = {row["mix_weight"]: row for row in default_rows["interpolation"]}
     assert f"of the samples from there {at[0.5]['parse_share']:.1%} parse" in prose(PAGE)
+    assert f"only {at[0.5]['parse_share']:.1%} of its texts parse" in prose(README)
     assert f"about as good as copies (MAUVE {at[0.25]['mauve']:.2f})" in prose(PAGE)
     assert at[0.25]["mauve"] > at[0.0]["mauve"] - at[0.0]["mauve_spread"]
 

@@ -6,8 +6,8 @@ A page marks where they stand:
     ...
     <!-- end of report -->
 
-`crocodil report --out results --page FILE` writes what stands between the two comments, and the folder of the rows
-into the first one. A test compares the pages with the rows.
+`crocodil report --out results --page FILE` writes what stands between the two comments. A page may show rows of
+several folders, and a folder named `-` stands for the first that is given. A test compares the pages with the rows.
 """
 
 import json
@@ -39,6 +39,7 @@ from crocodil.runtime.config import json_lines
 _MARKED = re.compile(
     r"<!-- report of (?P<folder>\S+): (?P<blocks>[a-z, -]+?) -->\n.*?<!-- end of report -->", re.DOTALL
 )
+ANY_FOLDER = "-"  # in a mark: the folder of the rows that are written first
 PROMPTS_FILE = "prompts.jsonl"  # continuations of `PREFIX`, as `crocodil generate --format jsonl` prints them
 PREFIX = "def read(path):\n"
 GUIDED = (Method.CON_WITHIN_DISC, Method.CON_THEN_DISC)
@@ -50,9 +51,11 @@ def folders_of(page: str) -> list[str]:
 
 
 def filled(page: str, results: Results, folder: Path) -> str:
-    """Return the page with all its marked parts written from these rows."""
+    """Return the page with the parts that are marked for this folder written from these rows."""
 
     def write(found: re.Match[str]) -> str:
+        if found["folder"] not in (folder.as_posix(), ANY_FOLDER):
+            return found.group()
         names = found["blocks"].split(", ")
         if unknown := [name for name in names if name not in BLOCKS]:
             raise ValueError(f"a page asks for {unknown[0]!r}: choose from {', '.join(BLOCKS)}")
@@ -66,12 +69,13 @@ def filled(page: str, results: Results, folder: Path) -> str:
 
 
 def write_page(file: Path, results: Results, folder: Path) -> None:
-    """Write the marked parts of a file; it must have some."""
+    """Write the parts of a file that are marked for this folder; it must have some."""
     if not file.is_file():
         raise ValueError(f"{file} does not exist or is not a file")
     page = file.read_text(encoding="utf-8")
-    if not folders_of(page):
-        raise ValueError(f"{file} marks no place for tables: <!-- report of RESULTS: speed-up --> ... is missing")
+    if not {folder.as_posix(), ANY_FOLDER} & set(folders_of(page)):
+        mark = f"<!-- report of {folder.as_posix()}: speed-up --> ... <!-- end of report -->"
+        raise ValueError(f"{file} marks no place for tables of these rows: {mark} is missing")
     with whole_file(file) as unfinished:
         unfinished.write_text(filled(page, results, folder), encoding="utf-8")
 
