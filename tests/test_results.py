@@ -134,6 +134,17 @@ def test_a_page_without_marks_or_with_an_unknown_table_is_refused(own_rows, tmp_
         write_page(tmp_path / "page.md", own_rows, OWN)
 
 
+def test_a_page_may_show_rows_of_several_folders_and_each_command_writes_its_own(own_rows, default_rows, tmp_path):
+    (tmp_path / "page.md").write_text("".join(
+        f"<!-- report of {folder}: conditions -->\n<!-- end of report -->\n" for folder in ("a", "b", "-")
+    ))  # fmt: skip
+    write_page(tmp_path / "page.md", own_rows, Path("b"))
+    assert folders_of((tmp_path / "page.md").read_text()) == ["a", "b", "b"]
+    assert (tmp_path / "page.md").read_text().count("Judge: qwen2.5-coder-0.5b") == 2
+    with pytest.raises(ValueError, match="marks no place for tables of these rows: <!-- report of c: speed-up"):
+        write_page(tmp_path / "page.md", default_rows, Path("c"))
+
+
 def test_the_rows_are_of_the_built_in_model_and_of_its_base(own_rows, default_rows, pipe):
     for row in own_rows["model"]:
         assert parts(pipe) == row["model"]
