@@ -172,7 +172,7 @@ def drawn_in_turn(
                 current=tokens[row, place] if revises(rule) else None,
                 temperature=decoding.temperature,
                 top_p=decoding.top_p,
-                streams=streams.at("token")[torch.tensor([number])].at(torch.tensor([place])),
+                streams=streams.at("in turn").at("token")[torch.tensor([number])].at(torch.tensor([place])),
             )
             seen[0, place] = proposed[number, place] = proposal.tokens[0]
     return proposed

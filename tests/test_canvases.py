@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 
 import pytest
 import tiny
@@ -9,11 +10,12 @@ import torch
 from torch.nn.functional import one_hot
 
 from crocodil.pipeline import Given
-from crocodil.pipeline.canvases import masked_canvas
+from crocodil.pipeline.canvases import cut_to_fit, masked_canvas, split_to_fit, tail_that_fits
 from crocodil.pipeline.folder import parts_of
 from crocodil.pipeline.settings import BUILTIN
 from crocodil.processes.categorical import Allowed
 from crocodil.processes.reveal import MostConfident, Remask
+from crocodil.sampling import decode as decode_module
 from crocodil.sampling.call import settle
 from crocodil.sampling.configs import Decoding
 from crocodil.sampling.decode import decode
@@ -138,3 +140,40 @@ def test_given_text_must_leave_room():
         masked_canvas(Given(prefix="x = (", tokens=6), tokenizer(), length=9)
     with pytest.raises(ValueError, match="tokens is 0: at least one token is filled"):
         masked_canvas(Given(prefix="x = (", tokens=0), tokenizer(), length=9)
+
+
+# ---------------------------------------------------------------- long texts
+
+
+def clear_split(text, length):
+    """Tokenize the whole rest for each piece."""
+    pieces = []
+    while text:
+        piece, rest = cut_to_fit(text, tokenizer(), length=length)
+        if rest:
+            piece = piece[: piece.rfind("\n") + 1] or piece
+        pieces.append(piece)
+        text = text[len(piece) :]
+    return pieces
+
+
+def test_long_texts_are_split_as_if_all_of_them_were_tokenized():
+    text = Path(decode_module.__file__).read_text() * 2
+    for length in (8, 64):
+        assert split_to_fit(text, tokenizer(), length=length) == clear_split(text, length)
+    gap = "x = 1\n" + " " * 5000 + "y = 2\n" + "é" * 3000 + "\n"
+    assert "".join(split_to_fit(gap, tokenizer(), length=16)) == gap
+
+
+def test_the_tail_of_a_text_has_the_most_lines_that_fit():
+    lines = [f"value_{number} = {number} * width\n" for number in range(60)]
+    for room in (20, 100, 400):
+        tail = tail_that_fits("".join(lines), tokenizer(), room=room)
+        count = tail.count("\n")
+        assert tail == "".join(lines[-count:])
+        longer = "".join(lines[-count - 1 :])
+        assert len(tokenizer().encode(tail)) <= room < len(tokenizer().encode(longer))
+    cut = tail_that_fits("x = 1\n" + "a b c " * 50, tokenizer(), room=20)
+    assert "a b c ".endswith(cut[-6:])
+    assert 0 < len(tokenizer().encode(cut)) <= 20
+    assert tail_that_fits("", tokenizer(), room=20) == ""

@@ -166,6 +166,15 @@ def test_a_prefix_may_be_cut_anywhere_and_stays(pipe, method):
         assert both[0].costs == both[1].costs
 
 
+def test_what_would_be_left_out_without_a_word_is_refused(pipe):
+    with pytest.raises(
+        ValueError, match="refresh_at is for method conwithindisc: conthendisc draws registers once"
+    ):
+        pipe.generate(1, calls=2, method="conthendisc", refresh_at=(0.5,))
+    with pytest.raises(ValueError, match="-1 registers are asked for: use 1 or more"):
+        pipe.autoencode([TEXT], num_registers=-1)
+
+
 def test_to_heal_given_text_takes_one_call_more(pipe):
     healed, fixed = (
         pipe.generate(2, calls=4, given=Given(prefix=TEXT[:35], heal=heal), rule="random")

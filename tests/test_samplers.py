@@ -14,7 +14,7 @@ from torch.nn.functional import one_hot
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from crocodil.checkpoints.llada import load_llada
-from crocodil.models.causal_head import CausalHead
+from crocodil.models.causal_head import CausalHead, CausalHeadConfig
 from crocodil.pipeline.pricing import Pricing, mean_price
 from crocodil.processes.categorical import Allowed
 from crocodil.processes.gaussian import (
@@ -47,6 +47,7 @@ from crocodil.sampling.configs import Decoding, Drawing
 from crocodil.sampling.cost import NO_COST, Cost, Size, num_parameters
 from crocodil.sampling.guidance import Guided, GuidedDenoiser, Unguided, strengthened
 from crocodil.sampling.state import Canvas, Draw, State
+from crocodil.seeding import generator_for
 from crocodil.text.encode import encode_checked
 
 TABLE_1 = {32: [8, 16, 32, 64, 128, 256], 64: [8, 16, 32, 64], 128: [8, 16, 32, 64], 256: [4, 8, 16, 32, 64]}
@@ -338,6 +339,22 @@ def test_the_loop_equals_the_clear_one_token_for_token_and_call_for_call(case, i
     assert torch.equal(fast.tokens, clear.tokens)
     assert fast.costs == clear.costs
     assert fast.cost == clear.cost
+
+
+def test_tokens_in_turn_are_drawn_with_random_numbers_of_their_own():
+    """A new head predicts what the demasker does. With the numbers of the proposals it would draw those again."""
+    model = tiny.demasker()
+    head = CausalHead(CausalHeadConfig(backbone=tiny.BACKBONE))
+    head.init_weights(model.backbone, generator_for("head"))
+    for temperature in (0.0, 1.0):
+        tokens = []
+        for in_turn in ("no", "new"):
+            how = decoding(length=32, block_size=32, num_calls=1, temperature=temperature, in_turn=in_turn)
+            demask = Guided(model, None, head)
+            tokens.append(
+                decode(demask, empty_canvas(2, how), how, registers=tiny.bank(2), streams=tiny.streams(2)).tokens
+            )
+        assert torch.equal(*tokens) == (temperature == 0)
 
 
 def test_a_causal_head_ends_no_text_and_reads_at_most_four_shares_of_a_block():

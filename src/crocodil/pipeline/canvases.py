@@ -4,6 +4,8 @@ For generation, the canvas has masks after a given prefix and before a given suf
 meets masks, because its tokens there may change: see `crocodil.text.tokenizer.Healed`.
 """
 
+import re
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -72,11 +74,22 @@ def cut_to_fit(text: str, tokenizer: Tokenizer, *, length: int) -> tuple[str, st
     return kept, text[len(kept) :] if text.startswith(kept) else tokenizer.decode(ids[room:])
 
 
+def _first_that_fits(text: str, tokenizer: Tokenizer, *, length: int) -> tuple[str, str]:
+    """Return the same as `cut_to_fit`, but tokenize no more of a long text than needed."""
+    window = length * _CHARS_PER_TOKEN
+    while window < len(text):
+        piece, _ = cut_to_fit(text[:window], tokenizer, length=length)
+        if 2 * len(piece) < window:  # the end of the window does not change tokens so far before it
+            return piece, text[len(piece) :]
+        window *= 2
+    return cut_to_fit(text, tokenizer, length=length)
+
+
 def split_to_fit(text: str, tokenizer: Tokenizer, *, length: int) -> list[str]:
     """Split a text into pieces that fit a canvas; a piece ends at a line break unless the line is too long."""
     pieces = []
     while text:
-        piece, rest = cut_to_fit(text, tokenizer, length=length)
+        piece, rest = _first_that_fits(text, tokenizer, length=length)
         while not text.startswith(piece):  # cut inside a character
             piece = piece[:-1]
         if rest:
@@ -173,11 +186,16 @@ def _at_the_borders(given: Given, tokenizer: Tokenizer) -> tuple[Healed, Healed]
 
 def tail_that_fits(text: str, tokenizer: Tokenizer, *, room: int) -> str:
     """Return the last lines of a text that fit `room` tokens; if the last line does not fit, only its end."""
-    text = text[-room * _CHARS_PER_TOKEN :]
-    while text and len(tokenizer.encode(text)) > room:
-        _, line_break, rest = text.partition("\n")
-        text = rest if line_break and rest else text[max(1, len(text) // 8) :]
-    return text
+    lines = re.findall(r".*\n|.+", text[-room * _CHARS_PER_TOKEN :])
+
+    def is_too_long(first: int) -> bool:
+        return len(tokenizer.encode("".join(lines[first:]))) > room
+
+    first = bisect_left(range(len(lines)), True, key=lambda line: not is_too_long(line))
+    tail = "".join(lines[first:] or lines[-1:])
+    while tail and len(tokenizer.encode(tail)) > room:
+        tail = tail[max(1, len(tail) // 8) :]
+    return tail
 
 
 def head_that_fits(text: str, tokenizer: Tokenizer, *, room: int) -> str:

@@ -68,7 +68,9 @@ def generation_job(
 
 
 def check_count(num_registers: int | None, available: int, verb: str) -> None:
-    """Refuse more registers than there are."""
+    """Refuse more registers than there are, and fewer than none."""
+    if num_registers is not None and num_registers < 0:
+        raise ValueError(f"{num_registers} registers are asked for: use 1 or more")
     if num_registers is not None and num_registers > available:
         raise ValueError(f"{num_registers} registers are asked for, and this model {verb} {available}: use fewer")
 
@@ -172,4 +174,6 @@ def draws_from(priors: Priors, drawing: Drawing, *, has_given_text: bool) -> Dra
 
 def _settled(demask: Demask, canvas: Canvas, decoding: Decoding, streams: Streams) -> tuple[Canvas, Cost]:
     """Fill the positions where given text was healed."""
-    return (canvas, NO_COST) if canvas.allowed is None else settle(demask, canvas, decoding, streams=streams)
+    if canvas.allowed is None or not (canvas.restricted() & canvas.masked()).any():
+        return canvas, NO_COST
+    return settle(demask, canvas, decoding, streams=streams)

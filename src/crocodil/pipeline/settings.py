@@ -63,6 +63,8 @@ class Settings:
         self, method: Method, decoding: Decoding | None, drawing: Drawing | None, knobs: dict[str, Any]
     ) -> tuple[Decoding, Drawing]:
         """Return the configs of a generation: those given, or the defaults, with single fields changed."""
+        if method is not Method.CON_WITHIN_DISC and knobs.get("refresh_at"):
+            raise ValueError(f"refresh_at is for method {Method.CON_WITHIN_DISC}: {method} draws registers once")
         decoding, drawing = with_knobs(decoding or self.decoding_for(method), drawing or self.drawing, knobs)
         return decoding, replace(drawing, refresh_at=()) if method is Method.CON_THEN_DISC else drawing
 

@@ -65,11 +65,6 @@ class DecodePlan:
             )
 
     @classmethod
-    def one_block(cls, length: int, num_calls: int) -> "DecodePlan":
-        """The whole sequence as a single block, as in all generation experiments of the paper."""
-        return cls(length=length, block_size=length, num_calls=num_calls)
-
-    @classmethod
     def usual(cls, length: int, *, block_size: int | None = None, num_calls: int | None = None) -> "DecodePlan":
         """Return a plan; by default it has one block and one call per 16 tokens."""
         block_size = length if block_size is None else block_size

@@ -25,7 +25,7 @@ class RevealStep(NamedTuple):
     calls_per_block: int
     streams: Streams
     after_end: Positions | None = None  # hidden positions that only the last call has to fill
-    apart: int = 0  # no call reveals two tokens within this distance, unless too few others are left
+    apart: int = 0  # tokens with a better one within this distance come behind the others (D47)
     curve: float = 1.0  # after a share s of the calls, a share s^curve of the tokens is visible (D75)
 
     def quota(self) -> Int[Tensor, "B"]:

@@ -15,7 +15,7 @@ from crocodil.reproduce.experiments.quality import OF_MODEL, ORACLE
 from crocodil.reproduce.protocol import Protocol, blocks_and_calls
 from crocodil.runtime.config import read_as
 from crocodil.sampling.configs import Decoding, Drawing, with_knobs
-from crocodil.training.run_config import RUN_FILE, read_run_file
+from crocodil.training.run_config import RUN_FILE, blocks_of, read_run_file
 from crocodil.training.work import demasker_flops, denoiser_flops, encoder_flops
 
 BATCH = 256  # samples that are decoded together on a GPU
@@ -56,7 +56,12 @@ class Shapes(NamedTuple):
         if missing := [name for name in cls._fields if name not in values]:
             raise ValueError(f"{directory / RUN_FILE} has no {missing[0]}: it is not the record of a run")
         kinds = cls.__annotations__
-        return cls(**{name: read_as(kinds[name], values[name], directory / RUN_FILE) for name in cls._fields})
+        shapes = cls(**{name: read_as(kinds[name], values[name], directory / RUN_FILE) for name in cls._fields})
+        if values.get("denoiser_begins_as_demasker"):
+            denoiser = blocks_of(shapes.demasker, shapes.conditional, text_length=min(values["lengths"]))
+            shapes = shapes._replace(conditional=denoiser)
+        is_both = "prior" not in values.get("distil_objective", {}).get("teachers", ["prior"])
+        return shapes._replace(prior=shapes.conditional) if is_both else shapes
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ A page marks where they stand:
     <!-- end of report -->
 
 `crocodil report --out results --page FILE` writes what stands between the two comments. A page may show rows of
-several folders, and a folder named `-` stands for the first that is given. A test compares the pages with the rows.
+several folders. A folder named `-` stands for the first that is given. A test compares the pages with the rows.
 """
 
 import json

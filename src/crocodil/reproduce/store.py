@@ -5,6 +5,7 @@ import math
 import subprocess
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -204,6 +205,7 @@ def as_json(value: Any) -> Any:
     return value
 
 
+@cache
 def commit() -> str:
     """Return the commit of this code, or the version where it is installed without its git history."""
     described = subprocess.run(

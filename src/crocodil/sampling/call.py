@@ -231,8 +231,9 @@ def reveal(
     if draw_in_turn is not None:
 
         def choose(logits: RowLogits, index: Int[Tensor, "B"]) -> RowTokens:
-            at = index[:, None]
-            return _propose(config, logits, at, tokens, given, streams, allowed, may_end=False).tokens[:, 0]
+            own = streams.at("in turn")  # numbers of its own: the rule has chosen positions by those of proposals
+            proposed = _propose(config, logits, index[:, None], tokens, given, own, allowed, may_end=False)
+            return proposed.tokens[:, 0]
 
         is_new = kept if config.decoding.in_turn == "all" else kept & (hidden | (proposed != tokens))
         proposed = _drawn_in_turn(config, draw_in_turn, proposed, is_new, is_open & ~kept, choose)

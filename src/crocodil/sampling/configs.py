@@ -76,7 +76,7 @@ class Decoding:
         "canvas", "canvas: spread the calls over all tokens. text: only over those before the predicted end."
     )  # D46
     apart: Amount = knob(
-        0, "A call reveals no two tokens within this distance, as long as there are enough others."
+        0, "A call first reveals tokens that have no more confident hidden token within this distance."
     )  # D47
     curve: Positive = knob(
         1.0,

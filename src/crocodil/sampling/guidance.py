@@ -128,8 +128,9 @@ def strengthened(demask: Demask, guidance: float) -> Demask:
     def demask_strongly(
         noisy_tokens: TokenIds, registers: RegisterBank | None, rows: PositionIndices, *read_length: ReadLength
     ) -> RowLogits:
-        without = demask(noisy_tokens, None, rows, *read_length)
-        return without + guidance * (demask(noisy_tokens, registers, rows, *read_length) - without)
+        # In float32: guidance multiplies the rounding of a difference of two large numbers.
+        without = demask(noisy_tokens, None, rows, *read_length).float()
+        return without + guidance * (demask(noisy_tokens, registers, rows, *read_length).float() - without)
 
     return demask_strongly
 

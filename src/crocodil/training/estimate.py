@@ -165,7 +165,7 @@ def step_flops(run: Run) -> dict[str, float]:
             prompted_flops(
                 _prompted(run), run.encoder, run.demasker if run.prompted_objective.demasker_learns else None,
                 objective=run.prompted_objective, text_length=max(run.lengths), self_condition_rate=guessed,
-                draft_rate=run.guided_objective.draft_rate,
+                draft_rate=run.guided_objective.draft_rate, all_mask_rate=run.guided_objective.all_mask_rate,
             )
         ],
         "head": [

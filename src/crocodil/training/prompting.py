@@ -86,6 +86,7 @@ class PromptedStage:
             text_length=self.data.text_length,
             self_condition_rate=self.prior_objective.self_condition_rate,
             draft_rate=self.guided_objective.draft_rate,
+            all_mask_rate=self.guided_objective.all_mask_rate,
         )
         return Work(self.data.text_length, flops)
 

@@ -198,9 +198,15 @@ class Run:
         """The shape of the conditional prior: `conditional`, or with the blocks of the demasker."""
         if not self.denoiser_begins_as_demasker:
             return self.conditional
-        backbone = self.demasker.backbone
-        size = {name: getattr(backbone, name) for name in ("width", "num_layers", "num_heads")}
-        return replace(self.conditional, body=self.demasker, text_length=min(self.lengths), **size)
+        return blocks_of(self.demasker, self.conditional, text_length=min(self.lengths))
+
+
+def blocks_of(
+    demasker: DemaskerConfig, denoiser: RegisterDenoiserConfig, *, text_length: int
+) -> RegisterDenoiserConfig:
+    """Return the shape of a denoiser that has the blocks of the demasker (decision D79)."""
+    size = {name: getattr(demasker.backbone, name) for name in ("width", "num_layers", "num_heads")}
+    return replace(denoiser, body=demasker, text_length=text_length, **size)
 
 
 # ---------------------------------------------------------------- run.json

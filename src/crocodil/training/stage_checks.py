@@ -65,18 +65,23 @@ def check_stage(name: str, run: Run, workspace: Workspace) -> None:
 
 def _check_shares(name: str, run: Run, workspace: Workspace) -> None:
     """Refuse a share of a micro-batch that is less than half a sample: it would be left out in every step."""
+    drafts = {"guided_objective.draft_rate": run.guided_objective.draft_rate}
+    guesses = {"prior_objective.self_condition_rate": run.prior_objective.self_condition_rate}
     rates = {
         "base": {"base_draft_rate": run.base_draft_rate},
-        "guided": {"guided_objective.draft_rate": run.guided_objective.draft_rate},
-        "head": {"guided_objective.draft_rate": run.guided_objective.draft_rate},
+        "guided": drafts | ({"teacher_rate": run.teacher_rate} if run.teacher_texts else {}),
+        "prior": guesses if run.prior.self_conditioned else {},
+        "conditional": guesses if run.conditional.self_conditioned else {},
+        "prompted": drafts if run.prompted_objective.demasker_learns else {},
+        "head": drafts,
     }
     loop = getattr(run, f"{name}_loop")
     size = loop.batch_size // loop.num_accumulated // workspace.ranks.count
     for field, rate in rates.get(name, {}).items():
         if rate and not round(rate * size):
             raise ValueError(
-                f"{field}={rate} is no sample of a micro-batch of {size}, so no text would have drafts: raise it, "
-                "or the size of micro-batches"
+                f"{field}={rate} is no sample of a micro-batch of {size}, so it would do nothing: raise it, or "
+                "the size of micro-batches"
             )
 
 

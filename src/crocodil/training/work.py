@@ -204,10 +204,12 @@ def prompted_flops(
     text_length: int,
     self_condition_rate: float,
     draft_rate: float = 0.0,
+    all_mask_rate: float = 0.0,
 ) -> float:
     """Stage prompted: the encoder reads the answer, the masked answer and the prompt. The length head is small.
 
-    Half of an answer is hidden on average; drafts are as in Algorithm 1.
+    Half of an answer is hidden on average, and all of it in a share `all_mask_rate` of the samples. Drafts are as
+    in Algorithm 1.
     """
     answer, prompt = (
         encoder_flops(encoder, positions=length + encoder.num_registers)
@@ -218,7 +220,8 @@ def prompted_flops(
     demasking = 0.0
     if demasker is not None:
         positions = text_length + demasker.num_registers + 2
-        rows = (1 + draft_rate) / 2 * objective.answer_length
+        hidden = all_mask_rate + (1 - all_mask_rate) / 2
+        rows = (draft_rate + (1 - draft_rate) * hidden) * objective.answer_length
         demasking = TRAINED * demasker_flops(demasker.backbone, positions=positions, rows=rows)
         drafted = objective.answer_length / 4
         demasking += draft_rate * FROZEN * demasker_flops(demasker.backbone, positions=positions, rows=drafted)

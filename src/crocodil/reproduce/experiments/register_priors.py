@@ -1,11 +1,13 @@
 """Quality of the priors: PSNR against diffusion time, and PRDC of the drawn registers (App. E)."""
 
+import math
 from collections.abc import Sequence
 from functools import partial
 
 from crocodil.metrics import prdc_per_register, psnr, squared_error_by_time
 from crocodil.models.register_denoiser import RegisterDenoiser
 from crocodil.processes.gaussian import Denoise
+from crocodil.processes.registers import normalise, perturb
 from crocodil.reproduce import published
 from crocodil.reproduce.context import (
     PRIOR_PARTS,
@@ -18,7 +20,7 @@ from crocodil.reproduce.context import (
 from crocodil.reproduce.document import Block, Picture, Section, Table, Text, number, with_spread
 from crocodil.reproduce.figures import Curve, Panel
 from crocodil.reproduce.store import Job, Row, distinct, select
-from crocodil.shapes import TokenIds
+from crocodil.shapes import RegisterBank, TokenIds
 
 TITLE = "Priors over registers (Fig. 9, PRDC of App. E)"
 UNCONDITIONAL, CONDITIONAL = "unconditional", "conditional"
@@ -80,10 +82,20 @@ def _prdc_row(context: Context, name: str) -> Row:
     else:
         num_steps = pipe.settings.drawing.prior_steps
         fake = draw_from_prior(pipe, len(texts), seed=context.seed).registers
-    real = pipe.encode(texts, cut=True).bank[:, : fake.shape[1]]
+    real = _as_noisy_as_drawn(context, pipe.encode(texts, cut=True).bank[:, : fake.shape[1]])
     prdc = prdc_per_register(real, fake, nearest=protocol.nearest)
     spread = {f"{measure}_spread": value for measure, value in prdc.spread._asdict().items()}
     return {**prdc.mean._asdict(), **spread, "num_samples": len(texts), "num_steps": num_steps}
+
+
+def _as_noisy_as_drawn(context: Context, registers: RegisterBank) -> RegisterBank:
+    """Return encoded registers with the noise that drawn ones have (decisions D48 and D63)."""
+    drawing = context.pipe.settings.drawing
+    std = drawing.register_noise
+    if not std:
+        return registers
+    noisy = perturb(registers, std=std, streams=context.streams("noise of prdc", len(registers)))
+    return normalise(noisy) * math.sqrt(1 + std**2) if drawing.early_stop else noisy
 
 
 # ---------------------------------------------------------------- report
