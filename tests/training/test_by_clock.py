@@ -44,14 +44,14 @@ def test_a_signal_stops_a_stage_although_its_time_is_nearly_up(corpus, tmp_path,
     run, loss = short(corpus, decay_share=0.5, batch_size=2), BaseStage.loss
 
     def loss_and_signal(stage, step, indices):
-        if step == 2:
+        if step == 0:  # later, a slow machine might have no step left
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(0.4)  # the time of the constant rate is up
         return loss(stage, step, indices)
 
     monkeypatch.setattr(BaseStage, "loss", loss_and_signal)
     assert not run_stage_for("base", run, Workspace(corpus, tmp_path, tmp_path), minutes=0.01)
-    assert num_steps_done(tmp_path / "base") <= 3
+    assert num_steps_done(tmp_path / "base") <= 1
 
 
 def test_what_cannot_be_trained_for_a_time_is_refused(corpus, tmp_path):
