@@ -183,6 +183,10 @@ def test_to_heal_given_text_takes_one_call_more(pipe):
     assert TEXT[34] == "\n"
     assert healed.cost.demasker_calls == 5
     assert fixed.cost.demasker_calls == 4
+    given = [Given(prefix=TEXT[:35], heal=heal) for heal in (True, False)]
+    for size in (1, 2):  # a sample pays only for what it needs itself
+        mixed = pipe.generate(2, calls=4, given=given, rule="random", batch_size=size)
+        assert [cost.demasker_calls for cost in mixed.costs] == [5, 4]
 
 
 def test_a_refresh_before_the_first_call_is_the_first_draw(pipe):
@@ -252,7 +256,7 @@ def test_registers_that_are_drawn_again_can_have_less_noise(pipe, early_stop):
     assert same.registers.square().mean().item() == pytest.approx(1 + 2.0**2, rel=0.2)
     assert less.registers.square().mean().item() == pytest.approx(1 + 0.5**2, rel=0.2)
     assert less.cost == same.cost
-    first = {**knobs, "method": "conthendisc"}
+    first = {name: value for name, value in knobs.items() if name != "refresh_at"} | {"method": "conthendisc"}
     assert pipe.generate(2, **first, refresh_noise=0.5).texts == pipe.generate(2, **first).texts
 
 

@@ -245,7 +245,7 @@ def answer_drawing(pipe: Networks) -> Drawing:
     number. The noise at which its draws stop stays: an ordinary prior may stop there too (decision D63).
     """
     drawing, usual = pipe.settings.drawing, Drawing()
-    first, again = pipe.prior or pipe.conditional, pipe.conditional
+    first, again = pipe.first_prior, pipe.conditional
     if first is not None and first.config.is_distilled:
         drawing = replace(drawing, prior_steps=usual.prior_steps)
     if again is not None and again.config.is_distilled:

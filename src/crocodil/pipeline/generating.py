@@ -59,7 +59,7 @@ def generation_job(
         return seed_job(base_sampler(model, decoding), canvas, seed, count, decoding, note=note)
     has_given_text = bool(given) if isinstance(given, Given) else any(map(bool, given))
     model.priors.check(drawing, has_given_text=has_given_text)
-    if (first := model.prior or model.conditional) is not None:
+    if (first := model.first_prior) is not None:
         check_count(drawing.num_registers, first.config.num_registers, "draws")
     draws = draws_from(model.priors, drawing, has_given_text=has_given_text)
     demask = model.guided(drawing.num_registers)
@@ -80,7 +80,7 @@ def _note_on_steps(model: Networks, drawing: Drawing) -> str:
 
     Fewer steps that stop at more noise are the first steps of its training. A flow map takes any number.
     """
-    usual, first = model.settings.drawing, model.prior or model.conditional
+    usual, first = model.settings.drawing, model.first_prior
     asked = [(first, drawing.prior_steps, usual.prior_steps)]
     if drawing.refresh_at and drawing.refresh_from == 1:
         asked.append((model.conditional, drawing.refresh_steps, usual.refresh_steps))
@@ -121,8 +121,11 @@ def base_sampler(model: Networks, decoding: Decoding) -> SampleBatch:
     engine = model.engine
 
     def sample(numbers: range, canvas: Canvas, streams: Streams, watch: Watch) -> Samples:
-        canvas, spent = _settled(demask, canvas, decoding, streams)
-        return decode(demask, canvas, decoding, streams=streams, spent=spent, on_call=watch.on_call, engine=engine)
+        canvas, cost, not_settled = _settled(demask, canvas, decoding, streams)
+        samples = decode(
+            demask, canvas, decoding, streams=streams, spent=cost, on_call=watch.on_call, engine=engine
+        )
+        return samples.refunded(cost, not_settled)
 
     return sample
 
@@ -139,7 +142,7 @@ def guided_sampler(
     """Return Algorithm 3, or Algorithm 2 if there is no refresh. `spent` is what each batch has cost before."""
 
     def sample(numbers: range, canvas: Canvas, streams: Streams, watch: Watch) -> Samples:
-        canvas, cost = _settled(demask, canvas, decoding, streams)
+        canvas, cost, not_settled = _settled(demask, canvas, decoding, streams)
         samples = algorithms.con_within_disc(
             lambda streams: draws.first(canvas.tokens, streams, watch.on_step),
             lambda tokens, registers, streams: draws.again(tokens, registers, streams, watch.on_step),
@@ -152,7 +155,7 @@ def guided_sampler(
             on_call=watch.on_call,
             engine=engine,
         )
-        return samples.with_registers(drawing.num_registers)
+        return samples.refunded(cost, not_settled).with_registers(drawing.num_registers)
 
     return sample
 
@@ -172,8 +175,12 @@ def draws_from(priors: Priors, drawing: Drawing, *, has_given_text: bool) -> Dra
     return Draws(first, again)
 
 
-def _settled(demask: Demask, canvas: Canvas, decoding: Decoding, streams: Streams) -> tuple[Canvas, Cost]:
-    """Fill the positions where given text was healed."""
-    if canvas.allowed is None or not (canvas.restricted() & canvas.masked()).any():
-        return canvas, NO_COST
-    return settle(demask, canvas, decoding, streams=streams)
+def _settled(
+    demask: Demask, canvas: Canvas, decoding: Decoding, streams: Streams
+) -> tuple[Canvas, Cost, list[bool]]:
+    """Fill the positions where given text was healed; also return the cost, and which samples did not need it."""
+    nothing = ~(canvas.restricted() & canvas.masked()).any(dim=1)
+    if canvas.allowed is None or nothing.all():
+        return canvas, NO_COST, [False] * len(canvas)
+    canvas, cost = settle(demask, canvas, decoding, streams=streams)
+    return canvas, cost, nothing.tolist()

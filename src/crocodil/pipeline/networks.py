@@ -192,6 +192,11 @@ class Networks:
         return {name: network for name in NETWORKS if (network := getattr(self, name)) is not None}
 
     @property
+    def first_prior(self) -> RegisterDenoiser | None:
+        """The network that draws the first registers: the prior or, if there is none, the conditional prior."""
+        return self.conditional if self.prior is None else self.prior
+
+    @property
     def device(self) -> torch.device:
         return self.demasker.boundaries.device
 

@@ -62,7 +62,7 @@ def methods_of(pipe: Crocodil) -> list[Method]:
 
 def num_drawn(pipe: Crocodil) -> int:
     """Return how many registers the prior draws; 0 without a prior."""
-    prior = pipe.conditional if pipe.prior is None else pipe.prior
+    prior = pipe.first_prior
     return 0 if prior is None else prior.config.num_registers
 
 

@@ -1,6 +1,7 @@
 """The cost of sampling: the calls of each network, the paper's NFE, and calls weighted by their FLOPs."""
 
 from dataclasses import astuple, dataclass
+from operator import add, sub
 from typing import NamedTuple
 
 import torch
@@ -37,13 +38,10 @@ class Cost:
     head_calls: int = 0  # demasker calls after which the causal head drew tokens (D88)
 
     def __add__(self, other: "Cost") -> "Cost":
-        return Cost(
-            self.demasker_calls + other.demasker_calls,
-            self.denoiser_calls + other.denoiser_calls,
-            self.encoder_calls + other.encoder_calls,
-            self.left_out + other.left_out,
-            self.head_calls + other.head_calls,
-        )
+        return Cost(*map(add, astuple(self), astuple(other)))
+
+    def __sub__(self, other: "Cost") -> "Cost":
+        return Cost(*map(sub, astuple(self), astuple(other)))
 
     def nfe(
         self, *, demasker_parameters: float, denoiser_parameters: float, head_parameters: float = 0.0

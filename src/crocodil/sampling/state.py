@@ -4,7 +4,7 @@ Finished samples leave the batch, and are put back at their position in the end.
 or reveal rules.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeAlias
 
@@ -110,6 +110,10 @@ class Samples(NamedTuple):
     def with_registers(self, count: int | None) -> "Samples":
         """Return the samples with their first registers only: those that guided them."""
         return self if self.registers is None else self._replace(registers=self.registers[:, :count])
+
+    def refunded(self, cost: Cost, rows: Sequence[bool]) -> "Samples":
+        """Take a cost back from these samples: it was spent for others of the batch."""
+        return self._replace(costs=[own - cost if row else own for own, row in zip(self.costs, rows, strict=True)])
 
 
 class Revealed(NamedTuple):

@@ -49,7 +49,7 @@ def compute_register_count(context: Context) -> list[Row]:
     """
     if Method.CON_THEN_DISC not in methods(context.pipe):
         return []
-    prior = context.pipe.conditional if context.pipe.prior is None else context.pipe.prior
+    prior = context.pipe.first_prior
     assert prior is not None
     samplers = [
         Sampler(

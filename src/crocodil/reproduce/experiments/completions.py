@@ -273,7 +273,7 @@ def price(pipe: Crocodil, method: Method, answers: Answers, length: int) -> Pric
     ranking_flop_nfe = ranking_calls * ranking.length / length
     guiding = pipe.settings.drawing.num_registers  # None: all that are drawn
     if model is None:
-        prior = pipe.prior or pipe.conditional
+        prior = pipe.first_prior
         registers = None if method == Method.BASE or prior is None else guiding or prior.config.num_registers
         nfe, flop_nfe = pipe.nfe(generating), pipe.flop_nfe(generating, length=length, num_registers=registers)
     else:

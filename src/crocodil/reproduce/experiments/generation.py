@@ -100,7 +100,7 @@ def methods(pipe: Crocodil) -> list[Method]:
 
 def decode_encoded(context: Context, count: int, *, seed: int, decoding: Decoding, **drawing: Any) -> Generation:
     """Decode the registers of training programs, as many registers per program as a generation uses."""
-    prior = context.pipe.conditional if context.pipe.prior is None else context.pipe.prior
+    prior = context.pipe.first_prior
     assert prior is not None
     num_registers = replace(context.pipe.settings.drawing, **drawing).num_registers or prior.config.num_registers
     registers = context.pipe.encode(context.texts("train", count), cut=True)[:, :num_registers]

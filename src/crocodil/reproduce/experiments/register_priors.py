@@ -30,8 +30,7 @@ PRDC_NAMES = ("precision", "recall", "density", "coverage")
 def priors(context: Context) -> dict[str, RegisterDenoiser]:
     """Return the priors by name; a conditional prior with an empty canvas can serve as both (decision D15)."""
     pipe = context.pipe
-    unconditional = pipe.conditional if pipe.prior is None else pipe.prior
-    by_name = {UNCONDITIONAL: unconditional, CONDITIONAL: pipe.conditional}
+    by_name = {UNCONDITIONAL: pipe.first_prior, CONDITIONAL: pipe.conditional}
     return {name: prior for name, prior in by_name.items() if prior is not None}
 
 

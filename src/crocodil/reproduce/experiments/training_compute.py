@@ -17,7 +17,7 @@ def compute(context: Context) -> list[Row]:
 
 
 def describe(pipe: Crocodil, training: Mapping[str, Row], base: str) -> Row:
-    prior, drawing = pipe.conditional if pipe.prior is None else pipe.prior, pipe.settings.drawing
+    prior, drawing = pipe.first_prior, pipe.settings.drawing
     return {
         "demasker_parameters": num_parameters(pipe.demasker),
         "encoder_parameters": num_parameters(pipe.encoder),
