@@ -29,6 +29,7 @@ from crocodil.reproduce.context import parts, with_base
 from crocodil.reproduce.document import as_markdown
 from crocodil.reproduce.experiments import read_all
 from crocodil.reproduce.experiments.comparison import differences
+from crocodil.reproduce.experiments.frontiers import frontier_table
 from crocodil.reproduce.experiments.targets import lines
 from crocodil.reproduce.experiments.training_compute import base_compute_share, shapes_of
 from crocodil.reproduce.figures import can_draw
@@ -293,6 +294,18 @@ def test_the_pages_state_the_quality_of_samples(own_rows, default_rows):
     assert f"a character error rate of {copied['cer']:.3f}" in prose(PAGE)
     old, new = (select(rows["reference"], length=256)[0]["mauve"] for rows in (default_rows, own_rows))
     assert f"validation programs have {old:.2f} here and {new:.2f} there" in prose(PAGE)
+
+
+def test_the_page_compares_the_methods_at_equal_entropy(own_rows):
+    (real,) = select(own_rows["reference"], length=256)
+    table = frontier_table(own_rows["sweep"], real)
+    column = table.heads.index("entropy 3.72")
+    gen_ppl = {tuple(row[:2]): float(row[column]) for row in table.body if row[column] not in ("", "-")}
+    few, many = (gen_ppl["base", calls] / gen_ppl["ConThenDisc", calls] for calls in ("16", "64"))
+    assert (
+        f"entropy of 3.72, the Gen-PPL of the base is {many:.1f} times that of ConThenDisc in 64 calls, "
+        f"and {few:.1f} times in 16"
+    ) in prose(PAGE)
 
 
 def test_seconds_on_a_laptop_are_stated(default_rows):
