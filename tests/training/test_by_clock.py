@@ -15,6 +15,7 @@ from crocodil.training.by_clock import run_stage_for
 from crocodil.training.journal import read_rows
 from crocodil.training.loop import num_steps_done
 from crocodil.training.record import read_checksummed
+from crocodil.training.run import run_stage
 from crocodil.training.stages import BaseStage
 from crocodil.training.workspace import Workspace
 
@@ -52,6 +53,14 @@ def test_a_signal_stops_a_stage_although_its_time_is_nearly_up(corpus, tmp_path,
     monkeypatch.setattr(BaseStage, "loss", loss_and_signal)
     assert not run_stage_for("base", run, Workspace(corpus, tmp_path, tmp_path), minutes=0.01)
     assert num_steps_done(tmp_path / "base") <= 1
+
+
+def test_a_time_too_short_to_train_the_demasker_is_refused(corpus, tmp_path):
+    base = short(corpus, decay_share=0.5, num_steps=2)
+    run_stage("base", base, Workspace(corpus, tmp_path, tmp_path))
+    run = replace(base, guided_loop=base.base_loop, encoder_warmup_steps=10**6)
+    with pytest.raises(ValueError, match="the demasker would never be trained"):
+        run_stage_for("guided", run, Workspace(corpus, tmp_path, tmp_path), minutes=0.02)
 
 
 def test_what_cannot_be_trained_for_a_time_is_refused(corpus, tmp_path):

@@ -12,6 +12,7 @@ from crocodil.training.journal import read_rows
 from crocodil.training.loop import NO_END, check_minutes
 from crocodil.training.run import run_stage
 from crocodil.training.run_config import Run
+from crocodil.training.stage_checks import check_guided_steps
 from crocodil.training.stage_setup import TRAINED_STAGES
 from crocodil.training.workspace import Workspace
 
@@ -34,7 +35,10 @@ def run_stage_for(name: str, run: Run, workspace: Workspace, *, minutes: float) 
         recent = [row["step_s"] for row in steps[-_RECENT:]]
         num_left = max(1, int(left_s * len(recent) / sum(recent)))
         num_steps = steps[-1]["step"] + num_left
-        return _with_schedule(run, name, num_steps=num_steps, decay_share=num_left / num_steps)
+        scheduled = _with_schedule(run, name, num_steps=num_steps, decay_share=num_left / num_steps)
+        if name == "guided":
+            check_guided_steps(scheduled)  # the number of steps was not known before
+        return scheduled
 
     constant = _with_schedule(run, name, num_steps=NO_END, decay_share=0.0)
     return run_stage(name, constant, workspace, max_minutes=constant_minutes, then=falling)

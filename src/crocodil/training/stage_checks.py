@@ -248,17 +248,23 @@ def _check_base_start(run: Run, folder: Path) -> None:
         raise ValueError(f"{folder} has another shape than the run: use the preset that it was trained with")
 
 
+def check_guided_steps(run: Run) -> None:
+    """Refuse a stage guided that ends before the demasker is trained, or before registers are noised."""
+    num_steps = run.guided_loop.num_steps
+    if run.encoder_warmup_steps and run.encoder_warmup_steps >= num_steps:
+        raise ValueError(
+            f"encoder_warmup_steps is {run.encoder_warmup_steps} and guided_loop.num_steps {num_steps}: "
+            "the demasker would never be trained, set encoder_warmup_steps to less"
+        )
+    if run.register_noise_from and run.register_noise_from >= num_steps:
+        raise ValueError(
+            f"register_noise_from is {run.register_noise_from} and guided_loop.num_steps {num_steps}: "
+            "registers would never be noised, set register_noise_from to less"
+        )
+
+
 def _check_guided(run: Run, workspace: Workspace) -> None:
-    if run.encoder_warmup_steps and run.encoder_warmup_steps >= run.guided_loop.num_steps:
-        raise ValueError(
-            f"encoder_warmup_steps is {run.encoder_warmup_steps} and guided_loop.num_steps "
-            f"{run.guided_loop.num_steps}: the demasker would never be trained, set encoder_warmup_steps to less"
-        )
-    if run.register_noise_from and run.register_noise_from >= run.guided_loop.num_steps:
-        raise ValueError(
-            f"register_noise_from is {run.register_noise_from} and guided_loop.num_steps "
-            f"{run.guided_loop.num_steps}: registers would never be noised, set register_noise_from to less"
-        )
+    check_guided_steps(run)
     if run.lora is not None:
         check_peft_installed()
         if workspace.ranks.count > 1:
