@@ -26,6 +26,7 @@ from crocodil.pipeline import Crocodil
 from crocodil.pipeline.folder import TOKENIZER_FILE
 from crocodil.pipeline.settings import BUILTIN, model_folder
 from crocodil.presets.corpora import own_python
+from crocodil.processes.registers import block_ends
 from crocodil.runtime.atomic import locked, remove_unfinished
 from crocodil.runtime.distributed import Ranks
 from crocodil.text.retokenizer import Retokenizer
@@ -112,7 +113,7 @@ def guided_stage(pipe: Crocodil, data: Data) -> GuidedStage:
 
 def objective_for(pipe: Crocodil) -> DemaskerObjective:
     """Return options of Algorithm 1 for how the model samples: drafts for `revise` (D62), noise as drawn (D48)."""
-    objective = DemaskerObjective(prefix_ends_with_block=True)
+    objective = DemaskerObjective(prefix_lengths=tuple(block_ends(pipe.encoder.config.num_registers)))
     if pipe.settings.decoding.rule == "revise":
         objective = replace(objective, draft_rate=0.5)
     if noise := pipe.settings.drawing.register_noise:

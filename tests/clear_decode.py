@@ -9,9 +9,9 @@ from crocodil.processes.categorical import Proposal, propose_tokens
 from crocodil.processes.reveal import (
     RevealStep,
     before_given_text,
-    far_apart,
     fill_after_eos,
     hold_back_eos,
+    neighbours_last,
     revises,
 )
 from crocodil.sampling.call import reveal_rule
@@ -110,8 +110,7 @@ def clear_decode(
             for number, row in enumerate(proposed.tolist()):
                 length = max((place + 1 for place, token in enumerate(row) if token != eos_id), default=0)
                 after_end[number, length:] = hidden[number, length:]
-        knobs = (decoding.apart, decoding.curve)
-        step = RevealStep(log_prob, hidden, is_open, left, calls, call_streams, after_end, *knobs)
+        step = RevealStep(log_prob, hidden, is_open, left, calls, call_streams, after_end, decoding.curve)
         kept = is_open & rule(step)
         if decoding.in_turn != "no":
             state = (registers, tokens, proposed, kept, is_open, given, canvas, was_read)
@@ -128,7 +127,7 @@ def clear_decode(
                 text = text[: row[text].tolist().index(eos_id) + 1]
             order = call_streams.at("corrector").uniform(tokens.shape[1])
             if revises(rule):
-                order = far_apart(-of_proposals, among=is_open, distance=max(decoding.apart, 1))
+                order = neighbours_last(-of_proposals, among=is_open)
             chosen = sorted(text, key=lambda place: -order[number, place].item())[: -(-len(text) // 10)]
             tokens = tokens.index_put(
                 (torch.tensor(number), torch.tensor(chosen, dtype=torch.long)), torch.tensor(mask_id)

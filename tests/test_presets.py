@@ -203,7 +203,7 @@ def test_preset_paper_has_the_papers_numbers_and_no_additions(corpus):
     assert run.prior.num_registers == run.conditional.num_registers == run.conditional.condition_length == 128
     assert (run.prior, run.conditional) == (models.paper_prior(), models.paper_conditional_prior())
     assert (guided.register_cosine, guided.all_mask_rate, guided.nested_dropout) == (0.8, 0.25, True)
-    assert (guided.prefix_lengths, guided.prefix_ends_with_block) == ((), False)
+    assert guided.prefix_lengths == ()
     assert guided.empty_prefix_rate == guided.given_rate == guided.partial_rate == 0
     assert prior.condition_drop_rate == prior.given_rate == prior.bare_rate == 0
     assert not any((run.demasker.across_text, run.encoder.across_text, run.prior.self_conditioned))

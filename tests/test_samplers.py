@@ -300,7 +300,7 @@ CASES = {
     "corrector": {"corrector": 0.5, "temperature": 1.0, "block_size": 8, "num_calls": 8, "eos_id": 5},
     "corrector and revising": {"corrector": 0.5, "rule": Revise(), "num_calls": 8, "eos_id": 5, "pace": "text"},
     "revising": {"rule": Revise(), "num_calls": 8, "temperature": 1.0, "eos_id": 5, "block_size": 8},
-    "pace of the text": {"pace": "text", "rule": RemaskByConfidence(), "num_calls": 8, "eos_id": 5, "apart": 2},
+    "pace of the text": {"pace": "text", "rule": RemaskByConfidence(), "num_calls": 8, "eos_id": 5},
     "curve": {"rule": Revise(), "pace": "text", "num_calls": 8, "eos_id": 5, "curve": 2.0},
     "curve of confidence": {"num_calls": 8, "curve": 1.7, "block_size": 8},
     "cropped": {"crop": 0, "rule": Revise(), "pace": "text", "num_calls": 8, "eos_id": 5, "corrector": 0.25},
@@ -511,20 +511,6 @@ def test_corrector_calls_of_a_rule_that_revises_mask_the_least_probable_tokens_b
     assert len(seen) == 6
     for masked in seen[3:]:  # a tenth of the text; 8 is next to 7, where the demasker is less sure
         assert masked.nonzero()[:, 1].view(4, 4).tolist() == [[7, 20, 22, 31]] * 4
-
-
-@pytest.mark.parametrize("rule", [MostConfident(), Revise()], ids=lambda rule: type(rule).__name__)
-def test_tokens_of_one_call_stand_apart_while_there_are_enough(rule):
-    how, revealed = decoding(48, num_calls=16, apart=2, rule=rule), []
-
-    def demask(noisy_tokens, registers, places):
-        revealed.append(noisy_tokens != MASK)
-        return tiny.streams(len(noisy_tokens), "logits").normal(places.shape[1], VOCAB).flatten(0, 1)
-
-    decode(demask, empty_canvas(5, how), how, streams=tiny.streams(5))
-    together = [after & ~earlier for earlier, after in pairwise(revealed[:3])]
-    for shift in (1, 2):
-        assert not any((new[:, shift:] & new[:, :-shift]).any() for new in together)
 
 
 # ---------------------------------------------------------------- the end of a text

@@ -116,7 +116,6 @@ def right_calls(world: World, sandbox: Path) -> dict[str, dict[str, Any]]:
         "verify": {"directory": world.model, "model": world.model},
         "push": {"model": world.model, "repository": "owner/name"},
         "train": training,
-        "teach": {"out": out, "count": 1, **on_model},
         "trim": {"model": world.causal, "data": world.files, "out": out, "size": 260},
         "runs show": {"directory": world.run},
         "runs list": {"directory": world.run.parent},

@@ -13,7 +13,6 @@ from crocodil.processes.registers import (
     normalise,
     perturb,
     positions_across_text,
-    sample_block_end,
     sample_prefix_length,
     within_prefix,
 )
@@ -60,9 +59,6 @@ def test_blocks_end_at_the_powers_of_two():
 def test_nested_dropout_draws_every_prefix_length_alike():
     lengths = sample_prefix_length(5, streams=tiny.streams(20_000))
     assert torch.allclose(torch.bincount(lengths)[1:].float(), torch.tensor(4000.0), rtol=0.06)
-    ends = sample_block_end(8, streams=tiny.streams(20_000))
-    assert sorted(set(ends.tolist())) == [1, 2, 4, 8]
-    assert torch.allclose(torch.bincount(ends)[[1, 2, 4, 8]].float(), torch.tensor(5000.0), rtol=0.06)
 
 
 def test_a_prefix_shows_the_first_registers():

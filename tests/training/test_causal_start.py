@@ -1,4 +1,4 @@
-"""A base that begins as a causal language model: shapes, alignment, frozen embeddings, choice of layers."""
+"""A base that begins as a causal language model: shapes, rates, choice of layers."""
 
 import json
 import shutil
@@ -16,13 +16,10 @@ from crocodil.checkpoints.causal import load_causal
 from crocodil.checkpoints.format import load_model, save_model
 from crocodil.models.demasker import Demasker
 from crocodil.models.llada import LLaDA
-from crocodil.objectives import alignment_loss, causal_states
 from crocodil.presets.causal_starts import begin_as_causal, continue_from_causal, fitting_muon_rate
 from crocodil.presets.runs import small, tiny
 from crocodil.training import pruning, validation
 from crocodil.training.adapting import check_encoder_fits_base
-from crocodil.training.estimate import estimates
-from crocodil.training.loop import initial_state, take_step
 from crocodil.training.pruning import causal_loss, choose_layers, greedy_layers, spaced_layers
 from crocodil.training.record import write_or_check_record
 from crocodil.training.run import run_stage
@@ -64,7 +61,7 @@ def trained_base(corpus, folder, tmp_path_factory):
     """A run with a finished base that has used all options, and its config."""
     out = tmp_path_factory.mktemp("run")
     layers = choose_layers(folder, 2, "greedy", workspace(corpus, out), length=64)
-    run = short(corpus, folder, layers=layers, align_weight=10.0, freeze_embeddings=True, shifted=True)
+    run = short(corpus, folder, layers=layers, shifted=True)
     assert run_stage("base", run, workspace(corpus, out))
     return out, run
 
@@ -79,7 +76,7 @@ def base_of(out):
 
 def losses(out):
     rows = map(json.loads, (out / "base" / "metrics.jsonl").read_text().splitlines())
-    return [(row["loss"], row["demasking_loss"], row["alignment_loss"]) for row in rows if "loss" in row]
+    return [row["loss"] for row in rows if "loss" in row]
 
 
 # ---------------------------------------------------------------- the run
@@ -188,68 +185,10 @@ def test_a_stage_of_an_older_version_resumes_if_newer_fields_are_off(tmp_path):
     write_or_check_record(tmp_path, off, {}, started=True)
     with pytest.raises(ValueError, match=r'shifted="unset", not true'):
         write_or_check_record(tmp_path, off | {"demasker.backbone.shifted": True}, {}, started=True)
-
-
-# ---------------------------------------------------------------- alignment
-
-
-@pytest.mark.parametrize(("by", "shifted"), [("token", False), ("token", True), ("position", False)])
-def test_alignment_moves_states_towards_those_of_the_causal_model(corpus, folder, tmp_path, by, shifted):
-    run = short(corpus, folder, layers=(0, 2), align_weight=10.0, align_by=by, shifted=shifted)
-    stage, loop = base_stage(run, workspace(corpus, tmp_path))
-    plain = replace(stage, alignment=None)
-    assert len(stage.alignment.model.blocks) == 3  # up to the last layer of the base
-    assert stage.work().flops > plain.work().flops
-    first = stage.loss(0, range(4))
-    assert torch.equal(first["demasking_loss"], plain.loss(0, range(4)))
-    state = initial_state(stage, loop)
-    for _ in range(3):
-        result = take_step(stage, state, loop)
-        assert result.losses.item() == pytest.approx(sum(part.item() for part in result.parts.values()))
-    assert stage.loss(0, range(4))["alignment_loss"] < first["alignment_loss"]
-
-
-def test_equal_states_have_no_alignment_loss_and_opposite_ones_have_two(folder):
-    model = load_causal(folder)
-    tokens = torch.arange(4, 36).view(2, 16)
-    states = causal_states(model, tokens, (0, 1, 3))
-    own = model(tokens, causal=True, with_states=True).states
-    everywhere = torch.ones_like(tokens, dtype=torch.bool)
-    assert alignment_loss([own[0], own[1], own[3]], states, everywhere).item() == pytest.approx(0, abs=1e-6)
-    opposite = [-state for state in states]
-    assert alignment_loss(opposite, states, everywhere & (tokens % 3 == 0)).item() == pytest.approx(2, abs=1e-6)
-    assert alignment_loss(opposite, states, ~everywhere).item() == 0
-
-
-# ---------------------------------------------------------------- frozen embeddings
-
-
-@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
-def test_of_frozen_embeddings_only_the_mask_row_is_trained(corpus, tmp_path, tied):
-    save_causal(tmp_path, num_layers=1, tie_word_embeddings=tied)
-    shutil.copy(corpus.directory / "tokenizer.json", tmp_path)
-    run = short(corpus, tmp_path, freeze_embeddings=True)
-    stage, loop = base_stage(run, workspace(corpus, tmp_path))
-    before = load_causal(tmp_path)
-    tokens = stage.data.tokens(0, range(2))
-    assert torch.equal(stage.demasker(tokens), before(tokens))
-    state = initial_state(stage, loop)
-    take_step(stage, state, loop)
-    assert "demasker.embed.mask_row" in state.parameters
-    assert not set(state.parameters) & {"demasker.embed.table", "demasker.head.weight"}
-    changed = (before.embed.weight != stage.demasker.embed.weight).any(dim=1)
-    assert changed.nonzero().flatten().tolist() == [run.demasker.backbone.mask_id]
-    assert tied or torch.equal(before.head.weight, stage.demasker.head.weight)
-    assert not torch.equal(before.blocks[0].up.weight, stage.demasker.blocks[0].up.weight)
-    if tied:
-        frozen, trained = (estimates(replace(run, causal=causal))[0] for causal in (run.causal, None))
-        assert (frozen.trained + frozen.frozen, frozen.frozen) == (trained.trained, 319 * 32)
-
-
-def test_a_saved_base_has_one_table_again(folder, trained_base):
-    out, run = trained_base
-    before, after = load_causal(folder).embed.weight, base_of(out).embed.weight
-    assert (before != after).any(dim=1).nonzero().flatten().tolist() == [run.demasker.backbone.mask_id]
+    (tmp_path / "older").mkdir()
+    write_or_check_record(tmp_path / "older", {"seed": 0, "removed": False, "used": 2}, {}, started=False)
+    with pytest.raises(ValueError, match=r'started with used=2, not "unset":'):
+        write_or_check_record(tmp_path / "older", {"seed": 0}, {}, started=True)
 
 
 # ---------------------------------------------------------------- the choice of layers
@@ -293,7 +232,7 @@ def test_the_command_chooses_the_same_layers_and_a_resumed_run_gives_the_same_lo
 ):
     changes = (f"--set=base_loop.num_steps={STEPS}", "--set=base_loop.batch_size=4", "--set=lengths=[32]")
     common = ("--preset", "tiny", "--data", corpus.directory, "--out", tmp_path, "--device", "cpu", *changes)
-    causal = ("--causal", folder, "--keep-layers", 2, "--align", 10, "--freeze-embeddings", "--shift")
+    causal = ("--causal", folder, "--keep-layers", 2, "--shift")
     assert "stopped" in crocodil("train", "base", *common, *causal, "--max-minutes", 1e-9).output
     assert "finished" in crocodil("train", "base", *common, "--resume").output
     out, run = trained_base
@@ -306,17 +245,16 @@ def test_the_command_chooses_the_same_layers_and_a_resumed_run_gives_the_same_lo
 def test_options_that_do_not_fit_together_are_refused(corpus, folder, tmp_path):
     common = ("--preset", "tiny", "--data", corpus.directory, "--out", tmp_path, "--device", "cpu")
     for stage, options, message in (
-        ("base", ("--align", 1), "need --causal"),
+        ("base", ("--shift",), "need --causal"),
         ("base", ("--causal", folder, "--layers", "0,1", "--keep-layers", 1), "exclude each other"),
         ("base", ("--causal", folder, "--layers", "0,x"), "is not a list of layers"),
         ("base", ("--causal", folder, "--layers", "1,0"), "layers must rise"),
         ("guided", ("--causal", folder), "--causal is for stage base"),
         ("base", ("--causal", folder, "--from", folder), "--causal and --from exclude each other"),
-        ("base", ("--causal", folder, "--align", 1, "--set", "base_draft_rate=0.5"), "choose one of them"),
     ):
         result = crocodil("train", stage, *common, *options)
         assert message in f"{result.output} {result.exception}"
-    estimate = crocodil("train", "base", "--dry-run", "--causal", folder, "--keep-layers", 2, "--align", 10)
+    estimate = crocodil("train", "base", "--dry-run", "--causal", folder, "--keep-layers", 2)
     assert estimate.exit_code == 0, estimate.output
 
 
@@ -327,7 +265,7 @@ def test_all_stages_from_a_causal_checkpoint_end_in_texts(corpus, folder, tmp_pa
     loops = [f"{name}_loop.num_steps=4" for name in ("base", "guided", "prior", "conditional")]
     changes = [part for change in (*loops, "encoder_warmup_steps=2") for part in ("--set", change)]
     for stage in ("base", "guided", "registers", "prior", "conditional"):
-        start = ("--causal", folder, "--keep-layers", 3, "--shift", "--align", 10, "--freeze-embeddings")
+        start = ("--causal", folder, "--keep-layers", 3, "--shift")
         result = crocodil("train", stage, *common, *changes, *(start if stage == "base" else ()))
         assert "finished" in result.output, f"{result.output} {result.exception}"
     assert crocodil("export", run, "--data", corpus.directory, "--out", model).exit_code == 0

@@ -8,7 +8,6 @@ from typer.testing import CliRunner
 
 from crocodil import cli
 from crocodil.checkpoints.format import load_model
-from crocodil.objectives import RateObjective
 from crocodil.pipeline import Crocodil
 from crocodil.presets.runs import tiny
 from crocodil.training.estimate import estimates, step_flops
@@ -94,6 +93,3 @@ def test_a_fixed_encoder_gets_no_gradient_and_costs_one_pass(exported, corpus, t
 def test_a_fixed_encoder_must_come_from_a_model(exported, corpus):
     with pytest.raises(ValueError, match="encoder_learns=false needs guided_start"):
         replace(tiny(corpus), encoder_learns=False)
-    run = further(corpus, exported, encoder_learns=False)
-    with pytest.raises(ValueError, match="set encoder_learns=true"):
-        replace(run, rate_objective=RateObjective(trains_prior=True))

@@ -14,7 +14,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from crocodil.checkpoints.format import load_model
 from crocodil.corpus.pairs import write_pairs
 from crocodil.corpus.shards import Corpus
-from crocodil.objectives import DistilObjective, PromptedObjective, RateObjective
+from crocodil.objectives import DistilObjective, PromptedObjective
 from crocodil.presets.causal_starts import begin_as_causal
 from crocodil.presets.runs import tiny
 from crocodil.runtime.distributed import Ranks, process_group
@@ -31,10 +31,10 @@ STAGES = ("base", "guided", "registers", "prior", "conditional", "distilled", "p
 def short(corpus):
     """A few steps of every stage; the demasker is unfrozen half way through stage guided.
 
-    The base begins as a causal model, which every rank holds in full, with frozen embeddings and alignment.
+    The base begins as a causal model.
     """
     folder = corpus.directory.parent / "causal of ranks"
-    start = CausalStart(directory=folder, layers=(0, 2), freeze_embeddings=True, align_weight=10.0)
+    start = CausalStart(directory=folder, layers=(0, 2))
     run = begin_as_causal(tiny(corpus), start)
     loop = replace(run.base_loop, num_steps=4, save_every=2, evaluate_every=100)
     return replace(
@@ -44,7 +44,6 @@ def short(corpus):
         head_loop=replace(loop, num_steps=2),
         prompted_loop=replace(loop, num_steps=2), prompted_objective=PromptedObjective(own_encoder=True),
         pairs=corpus.directory.parent / "pairs of ranks",
-        rate_objective=RateObjective(trains_prior=True, weight=0.5, num_draws=2, visible_rate=0.5),
     )  # fmt: skip
 
 
@@ -105,7 +104,7 @@ def train_as_rank(directory, out):
 def unfreeze_after_resuming(corpus, out, ranks):
     """In bfloat16, stop stage guided while the demasker is frozen, and go on until it is trained."""
     run, here = short(corpus), Workspace(corpus, out / "in bfloat16", out, ranks)
-    run = replace(run, guided_loop=replace(run.guided_loop, bf16=True), rate_objective=RateObjective())
+    run = replace(run, guided_loop=replace(run.guided_loop, bf16=True))
     with pytest.MonkeyPatch.context() as patch:
         for name, value in SHORT_VALIDATION.items():
             patch.setattr(validation, name, value)
@@ -138,7 +137,7 @@ def test_two_ranks_finish_with_the_same_models_as_one(by_one, by_two):
         ("base", "demasker"),
         ("guided", "encoder"),
         ("guided", "demasker"),
-        ("guided", "denoiser"),
+        ("conditional", "denoiser"),
         ("head", "causal_head"),
     ):
         one, two = (load_model(out / stage / "model" / module) for out in (by_one, by_two))

@@ -7,7 +7,7 @@ import resource
 import shutil
 import signal
 import time
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import forked
@@ -22,7 +22,7 @@ from crocodil.checkpoints.format import load_model, save_model
 from crocodil.corpus.shards import Corpus
 from crocodil.models.denoiser_starts import fresh_noise_copy_of
 from crocodil.models.register_encoder import RegisterEncoder
-from crocodil.objectives import DistilObjective, PriorObjective, RateObjective
+from crocodil.objectives import DistilObjective, PriorObjective
 from crocodil.pipeline import Crocodil
 from crocodil.presets.ablated import ABLATIONS
 from crocodil.presets.runs import tiny
@@ -38,7 +38,6 @@ from crocodil.training.loop import LoopConfig, Phase, initial_state, prepare, ta
 from crocodil.training.matching import MatchedStage
 from crocodil.training.record import read_checksummed
 from crocodil.training.run import run_stage
-from crocodil.training.spent import Shapes, planned_flops
 from crocodil.training.stage_setup import base_stage, conditional_stage, distilled_stage, guided_stage
 from crocodil.training.work import demasker_flops, prior_flops
 from crocodil.training.workspace import Workspace
@@ -159,54 +158,22 @@ def test_lengths_take_turns_and_one_denoiser_can_be_both_priors(trained, corpus,
     assert {"valid mse at time 0.5, length 32", "valid mse at time 0.5, half visible, length 64"} < set(last)
 
 
-# ---------------------------------------------------------------- a prior in stage guided
-
-
-def rated(corpus, **objective):
-    """A few steps of stage guided that train the conditional prior too."""
-    run = tiny(corpus)
-    loops = {name: replace(getattr(run, name), num_steps=3) for name in ("guided_loop", "conditional_loop")}
-    objective = RateObjective(trains_prior=True, num_draws=2, **objective)
-    return replace(run, **loops, rate_objective=objective, encoder_warmup_steps=0)
-
-
-def test_a_joint_prior_sees_a_part_of_the_text_at_the_given_rate(trained, corpus, tmp_path):
-    workspace = Workspace(corpus, tmp_path, trained)
-    stages = {rate: guided_stage(rated(corpus, visible_rate=rate), workspace)[0] for rate in (0.0, 0.5, 1.0)}
-    tokens, streams = stages[0.0].data.tokens(0, range(64)), stages[0.0].data.streams(0, range(64))
-    bare, some, all_of_them = (stage._condition(stage.prior, tokens, streams) for stage in stages.values())
-    is_bare = (some - bare).abs().amax(dim=(1, 2)) < 1e-5
-    assert 20 <= is_bare.sum().item() <= 44
-    assert torch.equal(some[~is_bare], all_of_them[~is_bare])
+# ---------------------------------------------------------------- stages that go on from others
 
 
 @pytest.mark.usefixtures("short_validation")
-def test_stage_guided_goes_on_from_another_and_the_conditional_prior_from_the_one_it_trained(
-    trained, corpus, tmp_path
-):
-    start = tmp_path / "start" / "guided" / "model"
-    shutil.copytree(trained / "guided" / "model", start)
-    shutil.copytree(trained / "conditional" / "model" / "denoiser", start / "denoiser")
-    shutil.copy(trained / "run.json", tmp_path / "start")
-    run, workspace = replace(rated(corpus, weight=0.5), guided_start=start), Workspace(corpus, tmp_path, tmp_path)
-    for name in ("encoder", "demasker", "denoiser"):
-        begun = guided_stage(run, workspace)[0].modules()[name].state_dict()
-        assert all(torch.equal(begun[key], value) for key, value in load_model(start / name).state_dict().items())
-    for stage in ("guided", "registers", "conditional"):
-        assert run_stage(stage, run, workspace)
-    steps = [row for row in rows(tmp_path / "guided") if "loss" in row]
-    assert all(row["loss"] == pytest.approx(row["demasking"] + row["rate"]) for row in steps)
-    assert "valid mse at time 0.5" in rows(tmp_path / "guided")[-1]
-    learned = load_model(tmp_path / "guided" / "model" / "denoiser")
-    first = conditional_stage(run, workspace)[0].denoiser
-    assert torch.equal(first.proj_out.weight, learned.proj_out.weight)
-    sources = read_checksummed(tmp_path / "conditional" / "stage.json")["sources"]
-    assert "guided/model/denoiser" in sources
-    with pytest.raises(ValueError, match=r"denoiser has another shape than the run"):
-        guided_stage(replace(run, conditional=replace(run.conditional, width=48)), workspace)
-    shutil.rmtree(start / "encoder")
+def test_stage_guided_goes_on_from_another(trained, corpus, tmp_path):
+    start = trained / "guided" / "model"
+    run = replace(tiny(corpus), guided_start=start)
+    begun = guided_stage(run, Workspace(corpus, tmp_path, tmp_path))[0].modules()
+    for name, network in begun.items():
+        same = load_model(start / name).state_dict()
+        assert all(torch.equal(weight, same[key]) for key, weight in network.state_dict().items())
+    shutil.copytree(start / "demasker", tmp_path / "start" / "demasker")
     with pytest.raises(ValueError, match=r"encoder is missing: guided_start is the folder model of"):
-        run_stage("guided", run, Workspace(corpus, tmp_path / "other", trained))
+        run_stage(
+            "guided", replace(run, guided_start=tmp_path / "start"), Workspace(corpus, tmp_path / "other", trained)
+        )
 
 
 @pytest.mark.usefixtures("short_validation")
@@ -232,21 +199,6 @@ def test_stages_go_on_from_an_exported_model_whose_compute_is_unknown(trained, c
     cached, run = Workspace(corpus, tmp_path / "cached", tmp_path / "cached"), replace(run, live_draws=0)
     for stage in ("registers", "conditional"):
         assert run_stage(stage, run, cached)
-
-
-def test_the_rate_costs_operations_and_needs_registers_that_are_not_standardised(corpus):
-    run = rated(corpus)
-    without = replace(run, rate_objective=RateObjective())
-    per_text = 2 * prior_flops(run.conditional, self_condition_rate=0.5)
-    more = step_flops(run)["guided"] - step_flops(without)["guided"]
-    assert more == pytest.approx(run.guided_loop.batch_size * per_text)
-    assert guided_cost(run) - guided_cost(without) == pytest.approx(3 * run.guided_loop.batch_size * per_text)
-    with pytest.raises(ValueError, match=r"set conditional\.standardised=false"):
-        replace(run, conditional=replace(run.conditional, standardised=True))
-
-
-def guided_cost(run):
-    return planned_flops(json.loads(json.dumps(asdict(run), default=str)), Shapes.of(run))["guided"]
 
 
 # ---------------------------------------------------------------- registers that are not cached
@@ -818,8 +770,8 @@ def test_the_estimate_counts_the_parameters_that_are_trained(corpus):
         p.numel() for p in RegisterEncoder(run.encoder).parameters()
     )
     assert found["distilled"].flops > found["prior"].flops + found["conditional"].flops
-    taught = replace(run, teacher_texts=(Path("texts"),), guided_start=Path("model"))
-    fixed = {one.stage: one for one in estimates(taught)}["guided"]
+    kept = replace(run, encoder_learns=False, guided_start=Path("model"))
+    fixed = {one.stage: one for one in estimates(kept)}["guided"]
     assert fixed.frozen == found["conditional"].frozen  # the encoder
     assert fixed.trained + fixed.frozen == found["guided"].trained
     assert fixed.gigabytes < found["guided"].gigabytes
@@ -869,5 +821,3 @@ def test_a_prior_that_begins_as_the_demasker_costs_operations_like_it_and_needs_
     blocks = demasker_flops(run.demasker.backbone, positions=shape.num_positions, rows=0)
     assert 3 * blocks < prior_flops(shape, self_condition_rate=0.5) < 4 * blocks  # and the maps around them
     assert step_flops(run)["conditional"] > step_flops(live(corpus))["conditional"]
-    with pytest.raises(ValueError, match=r"set rate_objective\.trains_prior=false"):
-        replace(run, rate_objective=RateObjective(trains_prior=True))

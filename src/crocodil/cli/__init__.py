@@ -10,7 +10,6 @@ from crocodil.cli import (
     complete,
     play,
     train,
-    teaching,
     run_tables,
     exporting,
     corpus,
@@ -33,7 +32,6 @@ __all__ = [
     "reproduce",
     "run_tables",
     "sample",
-    "teaching",
     "train",
     "trim",
 ]

@@ -148,8 +148,6 @@ def _settings(run: "RunSummary", networks: Mapping[str, Path], knobs: dict[str, 
         "largest_offset": run.prior_objective.largest_offset,
         "time_shift": run.prior_objective.time_shift,
     }
-    if "prior" not in networks and "conditional" in networks and networks["conditional"].parts[-3] == "guided":
-        trained_with["largest_offset"] = 0.0  # a joint prior has no offsets (decision D71)
     smallest = run.prior_objective.smallest_noise
     if smallest:
         trained_with |= {"early_stop": True, "register_noise": smallest}
@@ -308,8 +306,6 @@ def _sizes(folder: Path, networks: Mapping[str, Path]) -> str:
 def _finished_networks(directory: Path, without: Collection[str], *, distilled: bool = True) -> dict[str, Path]:
     """Return the folders of the networks; a distilled prior takes the place of its teacher."""
     paths = {name: directory / path for name, path in _NETWORKS.items()}
-    if not paths["conditional"].exists():  # the prior that stage guided trained, if it did (decision D71)
-        paths["conditional"] = directory / "guided/model/denoiser"
     finished = {name: path for name, path in paths.items() if path.exists()}
     if distilled:
         students = {name: directory / "distilled" / "model" / name for name in ("prior", "conditional")}

@@ -327,17 +327,3 @@ Shift = Annotated[
         rich_help_panel=CAUSAL,
     ),
 ]
-FreezeEmbeddings = Annotated[
-    bool,
-    typer.Option(
-        "--freeze-embeddings",
-        help="Freeze embeddings and output head, except for the row of the mask token.",
-        rich_help_panel=CAUSAL,
-    ),
-]
-Align = Annotated[
-    float,
-    number(
-        config.Weight, "Weight of a loss that aligns hidden states with the causal model's, e.g. 10.", panel=CAUSAL
-    ),
-]

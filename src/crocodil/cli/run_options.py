@@ -37,12 +37,10 @@ class CausalOptions:
     keep_layers: int | None = None
     layer_choice: str = "greedy"
     shift: bool = False
-    freeze_embeddings: bool = False
-    align: float = 0.0
 
     def check(self, stage: str, *, dry_run: bool) -> None:
         if self.directory is None and self != CausalOptions():
-            raise ValueError("--layers, --keep-layers, --shift, --freeze-embeddings and --align need --causal")
+            raise ValueError("--layers, --keep-layers and --shift need --causal")
         if self.directory is not None and stage != "base" and not dry_run:
             raise ValueError(f"--causal is for stage base: stage {stage} reads it from the run")
         if self.layers is not None and self.keep_layers is not None:
@@ -58,8 +56,6 @@ class CausalOptions:
             directory=self.directory.resolve(),
             layers=layers,
             shifted=self.shift,
-            freeze_embeddings=self.freeze_embeddings,
-            align_weight=self.align,
             muon_rate=muon_rate,
         )
         return begin_as_causal(run, start)

@@ -80,8 +80,6 @@ def train(
     keep_layers: options.KeepLayers = None,
     layer_choice: options.ChoiceOfLayers = "greedy",
     shift: options.Shift = False,
-    freeze_embeddings: options.FreezeEmbeddings = False,
-    align: options.Align = 0.0,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only print parameters, steps, memory and hours of all stages.")
     ] = False,
@@ -102,9 +100,7 @@ def train(
 ) -> None:
     """Train one stage of a model. For several devices, use torchrun -m crocodil.cli train ..."""
     folders = {"llada": folder_of(llada, JSON_FILES), "qwen": folder_of(qwen, JSON_FILES)}
-    asked = CausalOptions(
-        folder_of(causal, JSON_FILES), layers, keep_layers, layer_choice, shift, freeze_embeddings, align
-    )
+    asked = CausalOptions(folder_of(causal, JSON_FILES), layers, keep_layers, layer_choice, shift)
     asked.check(stage, dry_run=dry_run)
     if not dry_run and (gpus > 1 or rate is not None):
         raise ValueError("--gpus and --rate are for --dry-run: to train on several devices, use torchrun")

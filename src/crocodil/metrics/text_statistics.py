@@ -76,12 +76,6 @@ def parses_as_python(text: str) -> bool:
             return False
 
 
-def parses_without_its_end(text: str) -> bool:
-    """Whether a text that was cut at its end parses without its last lines; more than half must remain."""
-    lines = text.split("\n")
-    return any(parses_as_python("\n".join(lines[:kept])) for kept in range(len(lines), len(lines) // 2, -1))
-
-
 def share_that_parses(texts: Sequence[str]) -> float:
     return _mean(float(parses_as_python(text)) for text in texts)
 

@@ -7,8 +7,6 @@ Llama, Qwen2 and Qwen3 have the same blocks, apart from biases, norms of queries
 The config covers these differences, so their weights can be loaded as a LLaDA (decision D39).
 """
 
-from collections import deque
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -61,11 +59,6 @@ class LLaDAConfig:
         return self.width // self.num_heads if self.head_size is None else self.head_size
 
 
-class LogitsAndStates(NamedTuple):
-    logits: Tensor
-    states: list[Embeddings]  # after each block, at the token positions
-
-
 class ReadTokens(NamedTuple):
     tokens: TokenIds
     mask: KeyMask | None  # None: all of them are read
@@ -91,47 +84,32 @@ class LLaDA(nn.Module):
         positions: Int[Tensor, "#B L"] | None = None,
         rows: Positions | PositionIndices | None = None,
         causal: bool = False,
-        with_states: bool = False,
-    ) -> Float[Tensor, "B L V"] | RowLogits | LogitsAndStates:
+    ) -> Float[Tensor, "B L V"] | RowLogits:
         """Return logits at all positions, or only at the token positions in `rows`.
 
         `prefix_embeddings` come before the tokens and have positions too: logits, `attention_mask` (True: may be
         attended to) and `positions` include them, and by default positions count from the first of them. With
-        `causal`, positions attend only to earlier ones. With `with_states`, also return the states after each
-        block.
+        `causal`, positions attend only to earlier ones.
         """
         embeddings = self.embed(tokens)
         if prefix_embeddings is not None:
             embeddings = torch.cat([prefix_embeddings, embeddings], dim=1)
         if positions is None:
             positions = torch.arange(embeddings.shape[1], device=tokens.device)[None]
-        num_kept = self.config.num_layers if with_states else 1
-        kept = deque(
-            self.block_states(embeddings, self.angles(positions), attention_mask, causal=causal), num_kept
-        )
-        states = self.predicting(kept[-1])
-        logits = self.logits(states if rows is None else picked(states[:, -tokens.shape[1] :], rows))
-        return LogitsAndStates(logits, [s[:, -tokens.shape[1] :] for s in kept]) if with_states else logits
+        states = self.transform(embeddings, self.angles(positions), attention_mask, causal=causal)
+        return self.logits(states if rows is None else picked(states[:, -tokens.shape[1] :], rows))
 
     def transform(
         self, embeddings: Embeddings, angles: Angles, key_mask: KeyMask | None, *, causal: bool = False
     ) -> Embeddings:
         """Apply the blocks and the final norm; return the states that predict the tokens."""
-        last = deque(self.block_states(embeddings, angles, key_mask, causal=causal), maxlen=1)
-        return self.predicting(last.pop())
-
-    def block_states(
-        self, embeddings: Embeddings, angles: Angles, key_mask: KeyMask | None = None, *, causal: bool = False
-    ) -> Iterator[Embeddings]:
-        """Yield the embeddings and the states after each block."""
         assert key_mask is None or not causal, "a causal model has no key mask: pad on the right"
         rotation = (angles.cos()[:, None], angles.sin()[:, None])  # the same for all heads
         mask = None if key_mask is None else key_mask[:, None, None, :]
         states = in_autocast_dtype(embeddings)
-        yield states
         for block in self.blocks:
             states = block(states, rotation, mask, causal)
-            yield states
+        return self.predicting(states)
 
     def predicting(self, states: Embeddings) -> Embeddings:
         """Return the normed states, each at the position whose token it predicts.

@@ -1,20 +1,17 @@
-"""Training losses: plain masked diffusion, Algorithms 1, 4 and 5, the register rate, prompts, distillation,
+"""Training losses: plain masked diffusion, Algorithms 1, 4 and 5, prompts, distillation,
 and the causal head.
 
 Each function takes one batch and one stream of random numbers per sample, and returns the loss. Optimisers,
 files and the training loop are elsewhere.
 """
 
-from crocodil.objectives.aligning import AlignBy, aligned_base_loss, alignment_loss, causal_states
 from crocodil.objectives.demasking import (
     DemaskerObjective,
     Encode,
-    GuidedStep,
     Loss,
     base_loss,
     guided_step,
     sample_visible_registers,
-    taught_loss,
 )
 from crocodil.objectives.distilled import DistilObjective, Jump, distilled_loss
 from crocodil.objectives.in_turn import HeadObjective, in_turn_loss
@@ -26,14 +23,11 @@ from crocodil.objectives.prompted import (
     prompted_demasking_loss,
     prompted_prior_loss,
 )
-from crocodil.objectives.rate import RateObjective, register_rate
 
 __all__ = [
-    "AlignBy",
     "DemaskerObjective",
     "DistilObjective",
     "Encode",
-    "GuidedStep",
     "HeadObjective",
     "Judged",
     "Jump",
@@ -41,11 +35,7 @@ __all__ = [
     "PriorObjective",
     "PromptedBatch",
     "PromptedObjective",
-    "RateObjective",
-    "aligned_base_loss",
-    "alignment_loss",
     "base_loss",
-    "causal_states",
     "conditional_prior_loss",
     "critic_loss",
     "distilled_loss",
@@ -58,7 +48,5 @@ __all__ = [
     "prior_loss",
     "prompted_demasking_loss",
     "prompted_prior_loss",
-    "register_rate",
     "sample_visible_registers",
-    "taught_loss",
 ]

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from crocodil.models.demasker import Demasker
@@ -15,7 +15,6 @@ from crocodil.processes.registers import (
     noise_std_for_cosine,
     perturb,
     replace_by_noise,
-    sample_block_end,
     sample_prefix_length,
 )
 from crocodil.runtime.config import Amount, Cosine, Share, config
@@ -34,17 +33,12 @@ class DemaskerObjective:
     uniform_noise: bool = False  # draw each text's noise level between 0 and that of `register_cosine` (D48)
     all_mask_rate: Share = 0.25  # App. C, "all-mask utilization schedule"
     nested_dropout: bool = True  # App. C
-    prefix_ends_with_block: bool = False  # draw k only from the ends of blocks (decision D2)
     prefix_lengths: tuple[Amount, ...] = ()  # draw k only from this list; repeats raise the odds (D2)
     empty_prefix_rate: Share = 0.1  # how often k = 0 (decision D14)
     noise_prefix_rate: Share = 0.0  # how often the registers are replaced by noise (decision D41)
     given_rate: Share = 0.1  # how often a prefix, suffix or both are given (decision D24); 0 in the paper
     partial_rate: Share = 0.0  # how often the encoder sees only part of the text, as in a condition (D30)
     draft_rate: Share = 0.0  # share of a batch where the demasker corrects its own proposals (decision D62)
-
-    def __post_init__(self) -> None:
-        if self.prefix_ends_with_block and self.prefix_lengths:
-            raise ValueError("prefix_ends_with_block and prefix_lengths are both set: choose one of them")
 
 
 def base_loss(
@@ -73,14 +67,6 @@ def base_loss(
     return demasking_loss(demasker(noisy_tokens, rows=read), tokens, hidden, mask_prob, read=read)
 
 
-class GuidedStep(NamedTuple):
-    """The loss of Algorithm 1, and the registers that it was computed from."""
-
-    loss: Loss
-    registers: RegisterBank  # z_0, before noise
-    of_whole_text: Bool[Tensor, "B"]  # whether the encoder saw all of the text
-
-
 def guided_step(
     encode: Encode,
     demasker: Demasker,
@@ -90,14 +76,13 @@ def guided_step(
     mask_id: int,
     streams: Streams,
     time: PerSample | None = None,
-) -> GuidedStep:
+) -> Loss:
     """Algorithm 1: one step of robust encoder-demasker training. `time` is drawn if not given."""
     masked, mask_prob = mask_texts(tokens, objective, mask_id=mask_id, streams=streams, time=time)  # lines 2 and 3
     guide = sample_guide(encode, tokens, objective, streams)  # lines 4 and 5
-    loss = guided_loss(  # line 6
+    return guided_loss(  # line 6
         demasker, guide, tokens, masked, mask_prob, objective=objective, mask_id=mask_id, streams=streams
     )
-    return GuidedStep(loss, guide.clean, guide.of_whole_text)
 
 
 class MaskedTexts(NamedTuple):
@@ -128,16 +113,14 @@ def mask_texts(
 class Guide(NamedTuple):
     """The registers that guide the demasker."""
 
-    clean: RegisterBank  # z_0, before noise
     noisy: RegisterBank  # of these the demasker reads the first ...
     prefix_length: PrefixLength  # ... so many
-    of_whole_text: Bool[Tensor, "B"]  # whether the encoder saw all of the text
 
 
 def sample_guide(encode: Encode, tokens: TokenIds, objective: DemaskerObjective, streams: Streams) -> Guide:
     """Encode texts, or answers, and corrupt their registers: Algorithm 1, lines 4 and 5."""
     hidden = _encoder_hidden(tokens, objective, streams.at("unseen")) if objective.partial_rate else None
-    clean = registers = encode(tokens, hidden)  # line 4
+    registers = encode(tokens, hidden)  # line 4
     if objective.noise_prefix_rate:
         registers = replace_by_noise(
             registers, rate=objective.noise_prefix_rate, streams=streams.at("noise prefix")
@@ -147,8 +130,7 @@ def sample_guide(encode: Encode, tokens: TokenIds, objective: DemaskerObjective,
         std = std * streams.at("noise level").uniform(1, 1)
     noisy = perturb(registers, std=std, streams=streams.at("register noise"))  # line 5
     prefix_length = sample_visible_registers(registers.shape[1], objective, streams.at("prefix"))
-    whole = tokens.new_ones(len(tokens), dtype=torch.bool) if hidden is None else ~hidden.any(dim=1)
-    return Guide(clean, noisy, prefix_length, whole)
+    return Guide(noisy, prefix_length)
 
 
 def guided_loss(
@@ -190,29 +172,6 @@ def guided_by(demasker: Demasker, guide: Guide) -> DemaskRows:
     return demask
 
 
-def taught_loss(
-    demasker: Demasker,
-    tokens: TokenIds,
-    registers: RegisterBank,
-    prefix_length: PrefixLength,
-    *,
-    objective: DemaskerObjective,
-    mask_id: int,
-    streams: Streams,
-    time: PerSample,
-) -> Loss:
-    """Return the loss on texts that a teacher decoded from the first `prefix_length` registers (decision D77).
-
-    It is line 6 of Algorithm 1. The registers are read as the teacher read them: no noise is added.
-    """
-    mask_prob = mask_some_fully(mask_prob_at(time), objective.all_mask_rate, streams.at("all-mask"))
-    masked = mask_tokens(tokens, mask_prob, mask_id=mask_id, streams=streams.at("mask"))
-    guide = Guide(registers, registers, prefix_length, tokens.new_ones(len(tokens), dtype=torch.bool))
-    return guided_loss(
-        demasker, guide, tokens, masked, mask_prob, objective=objective, mask_id=mask_id, streams=streams
-    )
-
-
 def sample_visible_registers(num_registers: int, objective: DemaskerObjective, streams: Streams) -> PrefixLength:
     """Sample k, the number of registers that the demasker sees (App. C; decisions D2 and D14)."""
     if not objective.nested_dropout:
@@ -220,8 +179,6 @@ def sample_visible_registers(num_registers: int, objective: DemaskerObjective, s
     elif objective.prefix_lengths:
         choices = torch.tensor(objective.prefix_lengths, device=streams.keys.device)
         length = choices[streams.at("length").integers(0, len(choices) - 1)]
-    elif objective.prefix_ends_with_block:
-        length = sample_block_end(num_registers, streams=streams.at("length"))
     else:
         length = sample_prefix_length(num_registers, streams=streams.at("length"))
     empty = streams.at("empty").uniform() < objective.empty_prefix_rate

@@ -159,7 +159,7 @@ class PromptedModel:
                 rows = [row_of[key] for key in streams.keys.tolist()]  # finished samples have left the batch
                 return self.draw(
                     prompt[rows],
-                    drawing.of_refresh,
+                    drawing,
                     strengths,
                     streams,
                     num_steps=drawing.refresh_steps,
@@ -175,6 +175,22 @@ class PromptedModel:
             return batch(numbers, canvas, streams, watch)
 
         return sample
+
+
+def prompted_model(networks: Networks) -> PromptedModel | None:
+    """Return the networks of stage prompted, if the model has them."""
+    if networks.prompted is None or networks.length_head is None:
+        return None
+    return PromptedModel(
+        denoiser=networks.prompted,
+        length_head=networks.length_head,
+        encoder=networks.encoder,
+        prompt_encoder=networks.prompt_encoder or networks.encoder,
+        demasker=networks.prompted_demasker or networks.demasker,
+        tokenizer=networks.tokenizer,
+        retokenizer=networks.retokenizer,
+        engine=networks.engine,
+    )
 
 
 class Answered(NamedTuple):

@@ -6,18 +6,24 @@ are generated. The suffix and EOS tokens follow each answer (decision D56).
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from crocodil.pipeline.answering import Answered, PromptedModel, Strengths, fitted_pair, generate_answers
+from crocodil.pipeline.answering import (
+    Answered,
+    PromptedModel,
+    Strengths,
+    fitted_pair,
+    generate_answers,
+    prompted_model,
+)
 from crocodil.pipeline.canvases import Given, head_that_fits, layout, tail_that_fits
+from crocodil.pipeline.generating import generate
+from crocodil.pipeline.networks import Networks
 from crocodil.pipeline.ranking import BOUND_DRAWS, Answer, Ranking, Scored, Unranked, ranked
 from crocodil.pipeline.results import SEPARATOR
 from crocodil.pipeline.settings import Method
 from crocodil.text.positions import Place, indentation_after
 from crocodil.text.prompts import Split, TokenizedPair, tokenize_pairs
-
-if TYPE_CHECKING:
-    from crocodil.pipeline.crocodil import Crocodil
 
 SHORTEST = 4  # tokens of the shortest answer before a suffix
 PREFIX_SHARE, ANSWER_SHARE = 0.5, 0.25  # of the canvas; the rest is for the suffix
@@ -47,7 +53,7 @@ class Answers:
 
 
 def complete(
-    pipe: "Crocodil",
+    pipe: Networks,
     prompt: str,
     suffix: str = "",
     *,
@@ -88,7 +94,7 @@ def complete(
 
 
 def complete_all(
-    pipe: "Crocodil",
+    pipe: Networks,
     places: Sequence[Place],
     *,
     count: int = 4,
@@ -109,8 +115,8 @@ def complete_all(
     length = pipe.settings.canvas(length) if length is not None else pipe.canvas_length(texts)
     strengths, is_base = Strengths(condition_scale, prompt_scale), options.get("method") == Method.BASE
     givens = [Given(prefix=place.prefix, suffix=place.suffix, at_column=place.at_column) for place in places]
-    if pipe.answering is not None and not is_base:
-        made = _prompted(pipe, pipe.answering, givens, strengths, count, tokens, length, seed, options)
+    if (answering := prompted_model(pipe)) is not None and not is_base:
+        made = _prompted(pipe, answering, givens, strengths, count, tokens, length, seed, options)
     elif strengths != Strengths():
         raise ValueError(
             "condition_scale and prompt_scale need a model with stage prompted, and a method with registers"
@@ -134,7 +140,7 @@ class _Made(NamedTuple):
 
 
 def _infilled(
-    pipe: "Crocodil",
+    pipe: Networks,
     givens: Sequence[Given],
     count: int,
     tokens: int | None,
@@ -149,7 +155,7 @@ def _infilled(
         for given in fitted
         for number in answer_lengths(pipe, given, length, count, tokens)
     ]
-    made = pipe.generate(len(wanted), given=wanted, length=length, seed=seed, **options)
+    made = generate(pipe, len(wanted), given=wanted, length=length, seed=seed, **options)
     rows = zip(wanted, made.tokens.tolist(), made.costs, strict=True)
     answers = [
         Unranked(_between(pipe, ids, given, length), ids, _place_on_canvas(pipe, ids, given, length), cost)
@@ -162,7 +168,7 @@ def _infilled(
     ]
 
 
-def _place_on_canvas(pipe: "Crocodil", ids: list[int], given: Given, length: int) -> Scored:
+def _place_on_canvas(pipe: Networks, ids: list[int], given: Given, length: int) -> Scored:
     part = layout(given, pipe.tokenizer, length=length)
     if given.tokens is None:
         return Scored.until_eos(len(part.before), ids, pipe.tokenizer.special.eos)
@@ -170,7 +176,7 @@ def _place_on_canvas(pipe: "Crocodil", ids: list[int], given: Given, length: int
 
 
 def _prompted(
-    pipe: "Crocodil",
+    pipe: Networks,
     model: PromptedModel,
     givens: Sequence[Given],
     strengths: Strengths,
@@ -190,7 +196,7 @@ def _prompted(
     ]
     splits = [Split(given.prefix + blank, "", given.suffix) for given, blank in zip(givens, moved, strict=True)]
     wholes = tokenize_pairs(splits, pipe.tokenizer)
-    prompts = model.encode_prompts(wholes, options.get("batch_size") or pipe.affordable_batch(length))
+    prompts = model.encode_prompts(wholes, options.get("batch_size") or pipe.runner.affordable_batch(length))
     drawn = [model.lengths(prompt, count) if tokens is None else [tokens] * count for prompt in prompts.split(1)]
     lengths = [[min(number, longest) for number in numbers] for numbers in drawn]
     pairs = [  # all that the longest of its answers leaves is for the prompt
@@ -209,7 +215,7 @@ def _prompted(
 
 
 def _texts_of(
-    pipe: "Crocodil", pair: TokenizedPair, given: Given, moved: str, answered: Sequence[Answered]
+    pipe: Networks, pair: TokenizedPair, given: Given, moved: str, answered: Sequence[Answered]
 ) -> tuple[list[Unranked], str, str]:
     """Return the answers to a prompt, and the parts of prompt and suffix that the model saw."""
 
@@ -224,7 +230,7 @@ def _texts_of(
     return answers, prefix, suffix
 
 
-def _fitted(pipe: "Crocodil", given: Given, length: int, tokens: int | None) -> Given:
+def _fitted(pipe: Networks, given: Given, length: int, tokens: int | None) -> Given:
     """Cut the given text so that it fits on a canvas with an answer. A cut suffix does not end the text."""
     tokenizer, borders = pipe.tokenizer, 4  # BOS, EOS, and two tokens since a cut may change how a text is split
     for_answer = max(round(ANSWER_SHARE * length), SHORTEST) if tokens is None else tokens
@@ -239,7 +245,7 @@ def _fitted(pipe: "Crocodil", given: Given, length: int, tokens: int | None) -> 
 
 
 def answer_lengths(
-    pipe: "Crocodil", given: Given, length: int, count: int, tokens: int | None
+    pipe: Networks, given: Given, length: int, count: int, tokens: int | None
 ) -> Sequence[int | None]:
     """Return the number of tokens of each answer; None if the model ends the text itself."""
     if tokens is not None:
@@ -253,7 +259,7 @@ def answer_lengths(
     return [round(shortest * (longest / shortest) ** ((number + 0.5) / count)) for number in range(count)]
 
 
-def _between(pipe: "Crocodil", ids: list[int], given: Given, length: int) -> str:
+def _between(pipe: Networks, ids: list[int], given: Given, length: int) -> str:
     """Return the text between prefix and suffix, which generation keeps byte for byte."""
     end = length if given.tokens is None else layout(given, pipe.tokenizer, length=length).end
     text = pipe.tokenizer.decode(ids[:end])

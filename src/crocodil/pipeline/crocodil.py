@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
-from crocodil.pipeline.answering import PromptedModel
+from crocodil.pipeline.answering import PromptedModel, prompted_model
 from crocodil.pipeline.batches import Job, SampleBatch, Watch
-from crocodil.pipeline.canvases import NOTHING, Given, cut_to_fit, fitting_length, split_to_fit, text_canvases
+from crocodil.pipeline.canvases import NOTHING, Given, cut_to_fit, split_to_fit, text_canvases
 from crocodil.pipeline.completing import Answers, complete
-from crocodil.pipeline.generating import check_count, generation_job
+from crocodil.pipeline.generating import check_count, generate, generation_job
 from crocodil.pipeline.networks import Networks
 from crocodil.pipeline.results import Generation, OnSnapshot, Registers
 from crocodil.pipeline.settings import Method
@@ -190,7 +190,7 @@ class Crocodil(Networks):
         after every demasker call with a `Snapshot` of the batch. `on_step` is called after every diffusion step
         with two numbers: steps done, and all steps of the draw.
         """
-        job = generation_job(
+        return generate(
             self,
             count,
             method=method,
@@ -199,10 +199,11 @@ class Crocodil(Networks):
             given=given,
             decoding=decoding,
             drawing=drawing,
+            batch_size=batch_size,
+            on_call=on_call,
+            on_step=on_step,
+            show_progress=show_progress,
             **knobs,
-        )
-        return self.runner.run(
-            job, batch_size=batch_size, on_call=on_call, on_step=on_step, show_progress=show_progress
         )
 
     def stream(self, count: int = 1, **options: Any) -> Iterator[str]:
@@ -234,18 +235,7 @@ class Crocodil(Networks):
     @cached_property
     def answering(self) -> PromptedModel | None:
         """The networks of stage prompted, if the model has them."""
-        if self.prompted is None or self.length_head is None:
-            return None
-        return PromptedModel(
-            denoiser=self.prompted,
-            length_head=self.length_head,
-            encoder=self.encoder,
-            prompt_encoder=self.prompt_encoder or self.encoder,
-            demasker=self.prompted_demasker or self.demasker,
-            tokenizer=self.tokenizer,
-            retokenizer=self.retokenizer,
-            engine=self.engine,
-        )
+        return prompted_model(self)
 
     def draw(
         self,
@@ -299,11 +289,6 @@ class Crocodil(Networks):
     def pieces(self, text: str) -> list[str]:
         """Split a text of any length into pieces that fit the longest canvas, at line breaks where possible."""
         return split_to_fit(text, self.tokenizer, length=self.settings.lengths[-1])
-
-    def canvas_length(self, texts: Sequence[str]) -> int:
-        """Return the default length if all texts fit, else the next longer one that fits, or the longest."""
-        longer = [length for length in self.settings.lengths if length >= self.settings.length]
-        return fitting_length(texts, self.tokenizer, longer)
 
     def tokens_of(self, texts: Sequence[str], *, cut: bool = False) -> TokenIds:
         """Tokenize texts on canvases of one length."""

@@ -10,6 +10,7 @@ from crocodil.pipeline.batches import Job, SampleBatch, Watch
 from crocodil.pipeline.canvases import NOTHING, Given
 from crocodil.pipeline.drawing import Priors
 from crocodil.pipeline.networks import Networks
+from crocodil.pipeline.results import Generation, OnSnapshot
 from crocodil.pipeline.settings import Method
 from crocodil.processes.gaussian import OnStep
 from crocodil.sampling import algorithms
@@ -65,6 +66,23 @@ def generation_job(
     demask = model.guided(drawing.num_registers)
     sample = guided_sampler(demask, draws, decoding, drawing, engine=model.engine)
     return seed_job(sample, canvas, seed, count, decoding, drawing, note=_note_on_steps(model, drawing))
+
+
+def generate(
+    model: Networks,
+    count: int,
+    *,
+    batch_size: int | None = None,
+    on_call: OnSnapshot | None = None,
+    on_step: OnStep | None = None,
+    show_progress: bool = True,
+    **options: Any,
+) -> Generation:
+    """Generate `count` texts; the options are those of `Crocodil.generate`."""
+    job = generation_job(model, count, **options)
+    return model.runner.run(
+        job, batch_size=batch_size, on_call=on_call, on_step=on_step, show_progress=show_progress
+    )
 
 
 def check_count(num_registers: int | None, available: int, verb: str) -> None:
@@ -169,8 +187,8 @@ def draws_from(priors: Priors, drawing: Drawing, *, has_given_text: bool) -> Dra
         return priors.draw(streams, drawing, length=tokens.shape[1], on_step=on_step)
 
     def again(tokens: TokenIds, registers: RegisterBank | None, streams: Streams, on_step: OnStep) -> Draw:
-        settings, steps = drawing.of_refresh, drawing.refresh_steps
-        return priors.draw_given(tokens, streams, settings, num_steps=steps, replaced=registers, on_step=on_step)
+        steps = drawing.refresh_steps
+        return priors.draw_given(tokens, streams, drawing, num_steps=steps, replaced=registers, on_step=on_step)
 
     return Draws(first, again)
 

@@ -22,7 +22,7 @@ from crocodil.models.length_head import LengthHead
 from crocodil.models.llada import LLaDA
 from crocodil.models.register_denoiser import RegisterDenoiser
 from crocodil.models.register_encoder import RegisterEncoder
-from crocodil.pipeline.canvases import NOTHING, Given, masked_canvases
+from crocodil.pipeline.canvases import NOTHING, Given, fitting_length, masked_canvases
 from crocodil.pipeline.card import UNKNOWN, Card
 from crocodil.pipeline.drawing import Priors
 from crocodil.pipeline.engine import compile_blocks, engine_for
@@ -238,6 +238,11 @@ class Networks:
     @cached_property
     def runner(self) -> Runner:
         return Runner(self.demasker, self.tokenizer, self.pricing)
+
+    def canvas_length(self, texts: Sequence[str]) -> int:
+        """Return the default length if all texts fit, else the next longer one that fits, or the longest."""
+        longer = [length for length in self.settings.lengths if length >= self.settings.length]
+        return fitting_length(texts, self.tokenizer, longer)
 
     def canvas(self, length: int, given: Given | Sequence[Given] = NOTHING) -> Canvas:
         """Return one canvas: BOS, given text, masks. A base needs BOS: without it, all positions look the same."""

@@ -9,19 +9,17 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from crocodil.metrics.likelihood import negative_elbo
+from crocodil.pipeline.networks import Networks
 from crocodil.sampling.cost import Cost
 from crocodil.seeding import Streams
 from crocodil.shapes import Positions, RowLogits, TokenIds
-
-if TYPE_CHECKING:
-    from crocodil.pipeline.crocodil import Crocodil
 
 BOUND_DRAWS = 8  # demasker calls that rank one answer
 
@@ -65,7 +63,7 @@ def needed_length(scored: Sequence[Scored], length: int) -> int:
 
 @torch.no_grad()
 def bound(
-    pipe: "Crocodil", tokens: TokenIds, scored: Sequence[Scored], *, seed: int, num_draws: int
+    pipe: Networks, tokens: TokenIds, scored: Sequence[Scored], *, seed: int, num_draws: int
 ) -> Float[Tensor, "B"]:
     """Return an upper bound on -log p(answer, suffix | prompt) in nats, for generated canvases (decision D56).
 
@@ -101,7 +99,7 @@ def bound(
         given=given,
         num_draws=num_draws,
         places=(place_in_answer + place_after_it).clamp(min=0),  # tokens before the answer are never hidden
-        batch_size=pipe.affordable_batch(length),
+        batch_size=pipe.runner.affordable_batch(length),
     )
 
 
@@ -116,7 +114,7 @@ class Unranked:
 
 
 def ranked(
-    pipe: "Crocodil", prompts: Sequence[Sequence[Unranked]], *, seed: int, num_draws: int
+    pipe: Networks, prompts: Sequence[Sequence[Unranked]], *, seed: int, num_draws: int
 ) -> list[tuple[list[Answer], Ranking]]:
     """Return the answers to each prompt, the most likely first, and the cost. Without draws they are not sorted.
 

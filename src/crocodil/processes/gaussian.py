@@ -61,14 +61,6 @@ def time_of_noise(std: float) -> float:
     return angle / quarter * (1 + SCHEDULE_SHIFT) - SCHEDULE_SHIFT
 
 
-def time_of_snr(ratio: Float[Tensor, "*B"]) -> Float[Tensor, "*B"]:
-    """Return the time at which the signal-to-noise ratio, signal^2 / noise^2, has this value."""
-    quarter = math.pi / 2
-    first = quarter * SCHEDULE_SHIFT / (1 + SCHEDULE_SHIFT)
-    angle = (math.cos(first) * (ratio / (1 + ratio)).sqrt()).acos()
-    return angle / quarter * (1 + SCHEDULE_SHIFT) - SCHEDULE_SHIFT
-
-
 def add_noise(registers: RegisterBank, time: RegisterTime, noise: RegisterBank) -> RegisterBank:
     """Forward(z_0, s): return z_s ~ q(z_s | z_0) for the standard normal `noise`."""
     signal_level, noise_level = signal_and_noise_level(time)

@@ -78,12 +78,6 @@ def sample_prefix_length(num_registers: int, *, streams: Streams) -> PrefixLengt
     return streams.integers(1, num_registers)
 
 
-def sample_block_end(num_registers: int, *, streams: Streams) -> PrefixLength:
-    """Nested dropout at block ends: sample uniformly from 1, 2, 4, ..., K (decision D2)."""
-    ends = torch.tensor(block_ends(num_registers), device=streams.keys.device)
-    return ends[streams.integers(0, len(ends) - 1)]
-
-
 def within_prefix(prefix_length: PrefixLength, num_registers: int) -> Bool[Tensor, "B K"]:
     """Return a mask of the first k registers; k is `prefix_length`."""
     return torch.arange(num_registers, device=prefix_length.device) < prefix_length[:, None]

@@ -25,7 +25,6 @@ class RevealStep(NamedTuple):
     calls_per_block: int
     streams: Streams
     after_end: Positions | None = None  # hidden positions that only the last call has to fill
-    apart: int = 0  # tokens with a better one within this distance come behind the others (D47)
     curve: float = 1.0  # after a share s of the calls, a share s^curve of the tokens is visible (D75)
 
     def quota(self) -> Int[Tensor, "B"]:
@@ -49,11 +48,7 @@ class RevealStep(NamedTuple):
 
     def best(self, score: Float[Tensor, "B N"], count: Int[Tensor, "B"]) -> Positions:
         """Return the `count` hidden positions of highest score in each row."""
-        return highest(self.ranked(score), among=self.hidden, count=count)
-
-    def ranked(self, score: Float[Tensor, "B N"]) -> Float[Tensor, "B N"]:
-        """Return the scores, lowered for each hidden position with a better one within the distance `apart`."""
-        return far_apart(score, among=self.hidden, distance=self.apart) if self.apart else score
+        return highest(score, among=self.hidden, count=count)
 
 
 @runtime_checkable
@@ -187,7 +182,7 @@ class Revise:
 
     def __call__(self, step: RevealStep) -> Positions:
         score = _noisy(step, self.noise * (step.calls_left - 1) / step.calls_per_block)
-        return highest(step.ranked(score), among=step.open, count=_visible(step).sum(dim=1) + step.quota())
+        return highest(score, among=step.open, count=_visible(step).sum(dim=1) + step.quota())
 
 
 def revises(rule: RevealRule) -> bool:
@@ -216,15 +211,15 @@ def highest(score: Float[Tensor, "B N"], *, among: Positions, count: Int[Tensor,
     return among & is_high
 
 
-def far_apart(score: Float[Tensor, "B N"], *, among: Positions, distance: int) -> Float[Tensor, "B N"]:
-    """Return scores in which every position with a better one within `distance` ranks behind the others (D47).
+def neighbours_last(score: Float[Tensor, "B N"], *, among: Positions) -> Float[Tensor, "B N"]:
+    """Return scores in which every position with a better direct neighbour ranks behind the others (D45).
 
-    Only positions in `among` are compared. Neighbours depend on each other most, and tokens that are revealed in
+    Only positions in `among` are compared. Neighbours depend on each other most, and tokens that are predicted in
     one call do not see each other.
     """
     score = score.double()
     rival = score.masked_fill(~among, -torch.inf)
-    best_nearby = F.max_pool1d(rival[:, None], 2 * distance + 1, stride=1, padding=distance)[:, 0]
+    best_nearby = F.max_pool1d(rival[:, None], kernel_size=3, stride=1, padding=1)[:, 0]
     return score - _BEHIND * (among & (rival < best_nearby))
 
 

@@ -24,10 +24,10 @@ from crocodil.processes.reveal import (
     RevealStep,
     after_proposed_end,
     before_given_text,
-    far_apart,
     fill_after_eos,
     hold_back_eos,
     mask_again,
+    neighbours_last,
     read_lengths,
     revises,
 )
@@ -272,7 +272,6 @@ def _reveal_step(
         calls_to_fill,
         streams,
         after_end,
-        decoding.apart,
         decoding.curve,
     )
 
@@ -296,7 +295,7 @@ def _drawn_in_turn(
 def _doubt(config: RevealConfig, log_prob: LogProbs, is_open: Positions, streams: Streams) -> LogProbs:
     """Return how doubtful each token of a complete text is: a rule that revises knows how probable it is."""
     if revises(config.rule):
-        return far_apart(-log_prob, among=is_open, distance=max(config.decoding.apart, 1))
+        return neighbours_last(-log_prob, among=is_open)
     return streams.at("corrector").uniform(is_open.shape[1])
 
 

@@ -75,9 +75,6 @@ class Decoding:
     pace: Pace = knob(
         "canvas", "canvas: spread the calls over all tokens. text: only over those before the predicted end."
     )  # D46
-    apart: Amount = knob(
-        0, "A call first reveals tokens that have no more confident hidden token within this distance."
-    )  # D47
     curve: Positive = knob(
         1.0,
         "How the calls share the tokens. 1: evenly; above 1: the first calls reveal fewer, the last ones more.",
@@ -138,9 +135,6 @@ class Drawing:
     register_noise: Weight = knob(
         0.0, "Standard deviation of noise added to drawn registers, so that the demasker trusts them less."
     )  # D48
-    refresh_noise: Weight | None = knob(
-        None, "As --register-noise, but for registers that are drawn again. Default: the same noise."
-    )  # D84
     early_stop: bool = knob(
         False, "Stop the diffusion at the noise level of --register-noise, instead of adding noise at its end."
     )  # D63
@@ -154,19 +148,6 @@ class Drawing:
     def __post_init__(self) -> None:
         if self.early_stop and not 0 < self.register_noise <= 1000:
             raise ValueError("early_stop needs a register_noise above 0, at most 1000: there the draw stops")
-        if self.refresh_noise not in (None, self.register_noise):
-            if self.early_stop and not 0 < self.refresh_noise <= 1000:
-                raise ValueError("early_stop needs a refresh_noise above 0, at most 1000: there a refresh stops")
-            if self.refresh_from < 1:
-                raise ValueError(
-                    "refresh_noise needs refresh_from=1: below 1, registers keep the noise that they have"
-                )
-
-    @property
-    def of_refresh(self) -> "Drawing":
-        """The settings of a draw that replaces registers."""
-        noise = self.register_noise if self.refresh_noise is None else self.refresh_noise
-        return replace(self, register_noise=noise, refresh_noise=None)
 
     @property
     def calls_per_step(self) -> int:

@@ -101,7 +101,7 @@ def least_noise_read(drawing: Drawing, *, refreshes: bool = True) -> float:
     drawn = _noise_of_last_step(drawing, 1 / drawing.prior_steps)
     if not refreshes:
         return drawn
-    return min(drawn, _noise_of_last_step(drawing.of_refresh, drawing.refresh_from / drawing.refresh_steps))
+    return min(drawn, _noise_of_last_step(drawing, drawing.refresh_from / drawing.refresh_steps))
 
 
 def _noise_of_last_step(drawing: Drawing, share: float) -> float:

@@ -1,4 +1,4 @@
-"""Start from other networks: LoRA adapters, frozen embeddings, and an encoder initialised from the base.
+"""Start from other networks: LoRA adapters, and an encoder initialised from the base.
 
 LoRA (Hu et al., 2021, arXiv:2106.09685) is for a demasker that is too large to train in full; peft implements it.
 """
@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from crocodil.models.llada import LLaDA, LLaDAConfig
@@ -73,46 +72,6 @@ def merge_adapters(weights: Mapping[str, Tensor], lora: LoRA) -> dict[str, Tenso
         else:
             merged[name] = weight.to(dtype)
     return merged
-
-
-# ---------------------------------------------------------------- frozen embeddings (decision D39)
-
-
-class FrozenTable(nn.Module):
-    """An embedding table of which only the row of the mask token is trained: a causal model has no such token."""
-
-    def __init__(self, table: Tensor, mask_id: int) -> None:
-        super().__init__()
-        self.mask_id = mask_id
-        self.table = nn.Parameter(table.detach(), requires_grad=False)
-        self.mask_row = nn.Parameter(table[mask_id].detach().clone())
-
-    @property
-    def weight(self) -> Tensor:
-        """The whole table, as the head of a model with tied embeddings reads it."""
-        return _with_row(self.table, self.mask_row, self.mask_id)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        return F.embedding(tokens, self.weight)
-
-
-def freeze_embeddings(model: LLaDA) -> LLaDA:
-    """Freeze the head and the embeddings, apart from the row of the mask token."""
-    model.embed = FrozenTable(model.embed.weight, model.config.mask_id)  # type: ignore[assignment]
-    if model.head is not None:
-        model.head.requires_grad_(False)
-    return model
-
-
-def merge_mask_row(weights: Mapping[str, Tensor], mask_id: int) -> dict[str, Tensor]:
-    """Return the weights of a model with frozen embeddings under the names that they usually have."""
-    merged = dict(weights)
-    merged["embed.weight"] = _with_row(merged.pop("embed.table"), merged.pop("embed.mask_row"), mask_id)
-    return merged
-
-
-def _with_row(table: Tensor, row: Tensor, index: int) -> Tensor:
-    return torch.cat([table[:index], row[None], table[index + 1 :]])
 
 
 # ---------------------------------------------------------------- an encoder from the base (decision D28)

@@ -27,7 +27,6 @@ from crocodil.training.work import (
     head_flops,
     prior_flops,
     prompted_flops,
-    rate_flops,
 )
 
 _TRAINED_BYTES = 4 + 4 + 8 + 4  # weight, gradient, two moments, average
@@ -65,21 +64,19 @@ def estimates(run: Run, *, num_devices: int = 1) -> list[Estimate]:
         head = CausalHead(CausalHeadConfig(backbone=run.demasker.backbone))
         adapters = 0 if run.lora is None else num_adapter_parameters(run.demasker.backbone, run.lora)
     count = num_parameters
-    frozen = count(base) if adapters else run.encoder_is_fixed * count(encoder)  # there are no adapters then
+    frozen = count(base) if adapters else (not run.encoder_learns) * count(encoder)  # there are no adapters then
     guided = count(encoder) + count(demasker) - frozen + adapters
-    frozen_in_base = _frozen_in_base(run, base)
     base_activations, guided_activations, encoding, denoising, conditional_denoising = _activations(run)
     trains_encoder = run.condition_encoder_learns
-    rated, flops = run.rate_objective.trains_prior, step_flops(run)
+    flops = step_flops(run)
     return [
         _estimate(
-            "base", run.base_loop, flops, num_devices, [base_activations], trained=count(base) - frozen_in_base[0],
-            frozen=sum(frozen_in_base),
+            "base", run.base_loop, flops, num_devices, [base_activations], trained=count(base),
         ),
         _estimate(
             "guided", run.guided_loop, flops, num_devices,
-            [guided_activations, *([] if run.encoder_is_fixed else [encoding]), *([denoising] if rated else [])],
-            trained=guided + rated * count(conditional), frozen=frozen,
+            [guided_activations, *([encoding] if run.encoder_learns else [])],
+            trained=guided, frozen=frozen,
             frozen_bytes=_ADAPTED_BYTES if adapters else _FROZEN_BYTES,
         ),
         _estimate("prior", run.prior_loop, flops, num_devices, [denoising], trained=count(prior)),
@@ -120,15 +117,12 @@ def _students(run: Run, teachers: list[RegisterDenoiser]) -> list[nn.Module]:
 
 def step_flops(run: Run) -> dict[str, float]:
     """Return the operations of one step of each stage, as the mean over the lengths that take turns."""
-    teacher_layers = 0
-    if run.causal is not None and run.causal.align_weight:
-        teacher_layers = max(run.causal.layers or [run.demasker.backbone.num_layers - 1]) + 1
     shapes = {"prior": run.prior, "conditional": run.conditional_shape}
     guessed = run.prior_objective.self_condition_rate
     samples = {
         "base": [
             base_flops(
-                run.demasker.backbone, length=length, teacher_layers=teacher_layers, draft_rate=run.base_draft_rate
+                run.demasker.backbone, length=length, draft_rate=run.base_draft_rate
             )
             for length in run.lengths
         ],
@@ -136,12 +130,7 @@ def step_flops(run: Run) -> dict[str, float]:
             guided_flops(
                 run.demasker, run.encoder, length=length, all_mask_rate=run.guided_objective.all_mask_rate,
                 adapted=run.lora is not None, draft_rate=run.guided_objective.draft_rate,
-                encoder_learns=not run.encoder_is_fixed,
-                teacher_rate=run.teacher_rate if run.teacher_texts else 0.0,
-            )
-            + rate_flops(
-                run.conditional, run.encoder, objective=run.rate_objective, length=length,
-                self_condition_rate=guessed,
+                encoder_learns=run.encoder_learns,
             )
             for length in run.lengths
         ],
@@ -183,22 +172,6 @@ def _prompted(run: Run) -> RegisterDenoiserConfig:
     """Return the shape of the prior of stage prompted. Its length head is too small to count."""
     encoder = run.encoder
     return replace(run.conditional_shape, prompt_width=encoder.register_width, prompt_length=encoder.num_registers)
-
-
-def _frozen_in_base(run: Run, base: LLaDA) -> tuple[int, int]:
-    """Return the frozen parameters of the base, and those of the causal model that it is aligned with."""
-    if run.causal is None:
-        return 0, 0
-    tables = [base.embed] if base.head is None else [base.embed, base.head]
-    mask_row = run.demasker.backbone.width  # it is trained
-    num_in_tables = sum(map(num_parameters, tables)) - mask_row
-    num_layers = (run.causal.layers or (run.demasker.backbone.num_layers - 1,))[-1] + 1
-    with torch.device("meta"):
-        teacher = LLaDA(replace(run.demasker.backbone, num_layers=num_layers))
-    return (
-        num_in_tables if run.causal.freeze_embeddings else 0,
-        num_parameters(teacher) if run.causal.align_weight else 0,
-    )
 
 
 @dataclass(frozen=True)

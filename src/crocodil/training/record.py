@@ -100,11 +100,12 @@ def _differing(recorded: Any, current: dict[str, Any], file: Path) -> list[str]:
     if not isinstance(recorded, dict):
         raise ValueError(f"{file} is damaged: restore it, {_START_AGAIN}")
     names = [name for name in {**current, **recorded} if recorded.get(name, _UNSET) != current.get(name, _UNSET)]
-    return [name for name in names if name in recorded or current[name] not in _OFF]
+    both = recorded.keys() & current.keys()
+    return [name for name in names if name in both or {**current, **recorded}[name] not in _OFF]
 
 
 _UNSET = object()
-# A field that is newer than the record changes nothing if it has one of these values (0 equals False).
+# With one of these values, a field that only newer or only older versions have changes nothing (0 equals False).
 _OFF: tuple[Any, ...] = (None, False, [])
 
 

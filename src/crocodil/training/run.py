@@ -16,15 +16,12 @@ from torch import Tensor, nn
 from crocodil.checkpoints.format import save_model
 from crocodil.corpus.pairs import PAIRS_FILE
 from crocodil.models.demasker import Demasker
-from crocodil.models.llada import LLaDA
 from crocodil.models.register_critic import RegisterCritic
 from crocodil.runtime.atomic import remove_unfinished
 from crocodil.runtime.distributed import full_tensor, locked_for_ranks, whole_directory_for_ranks
 from crocodil.text.encode import encode_tokens
 from crocodil.training.adapting import (
-    FrozenTable,
     merge_adapters,
-    merge_mask_row,
 )
 from crocodil.training.checkpointing import TrainState
 from crocodil.training.data import REGISTERS_FILE, cache_registers
@@ -57,7 +54,6 @@ from crocodil.training.stage_checks import (
     tokens_digest,
 )
 from crocodil.training.stage_setup import (
-    JOINT_PRIOR,
     TRAINED_STAGES,
     denoiser_folder,
     head_networks,
@@ -73,8 +69,8 @@ _FIELDS = {
     ),
     "guided": (
         "lengths", "demasker", "encoder", "guided_loop", "guided_objective", "encoder_warmup_steps",
-        "register_noise_from", "encoder_begins_as_base", "pretrained", "lora", "rate_objective", "guided_start",
-        "encoder_learns", "teacher_texts", "teacher_rate",
+        "register_noise_from", "encoder_begins_as_base", "pretrained", "lora", "guided_start",
+        "encoder_learns",
     ),
     "registers": ("encoder", "prior.num_registers", "prior_loop.bf16", "pretrained.qwen"),
     "prior": ("lengths", "prior", "prior_loop", "prior_objective"),
@@ -97,7 +93,7 @@ _SOURCES = {
     "guided": ("base/model/demasker",),
     "registers": ("guided/model/encoder",),
     "prior": (f"registers/{STAGE_FILE}",),
-    "conditional": ("guided/model/encoder", JOINT_PRIOR),  # and others: `_sources`
+    "conditional": ("guided/model/encoder",),  # and others: `_sources`
     "distilled": (f"registers/{STAGE_FILE}",),  # and the networks of the teachers
     "prompted": ("guided/model/encoder", "guided/model/demasker", "conditional/model/denoiser"),
     "head": ("guided/model/encoder", "guided/model/demasker"),
@@ -164,8 +160,6 @@ def _start(name: str, run: Run, workspace: Workspace, *, resume: bool) -> None:
     if name == "guided" and run.guided_start is not None:
         folders = guided_start_folders(run.guided_start)
         sources |= {f"{network} to go on from": checksum_of(folder) for network, folder in folders.items()}
-    if name == "guided":
-        sources |= {f"teacher texts {n}": checksum_of(folder) for n, folder in enumerate(run.teacher_texts, 1)}
     if name == "conditional" and run.conditional_start is not None:
         sources["denoiser to go on from"] = checksum_of(denoiser_folder(run.conditional_start))
     if name == "distilled":
@@ -242,8 +236,6 @@ def _save_models(run: Run, stage: Stage, state: TrainState, target: Path) -> Non
                 continue
             if run.lora is not None and isinstance(module, Demasker):
                 weights = merge_adapters(weights, run.lora)
-            if isinstance(module, LLaDA) and isinstance(module.embed, FrozenTable):
-                weights = merge_mask_row(weights, module.config.mask_id)
             save_model(module, unfinished / name, weights=weights)  # type: ignore[arg-type]
 
 

@@ -4,20 +4,18 @@ import json
 from dataclasses import asdict, field, fields, replace
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from crocodil.checkpoints.hub import recorded_name
 from crocodil.models.demasker import DemaskerConfig
 from crocodil.models.register_denoiser import RegisterDenoiserConfig
 from crocodil.models.register_encoder import RegisterEncoderConfig
 from crocodil.objectives import (
-    AlignBy,
     DemaskerObjective,
     DistilObjective,
     HeadObjective,
     PriorObjective,
     PromptedObjective,
-    RateObjective,
 )
 from crocodil.runtime.atomic import locked, remove_unfinished, whole_file
 from crocodil.runtime.config import (
@@ -27,7 +25,6 @@ from crocodil.runtime.config import (
     Lengths,
     Positive,
     Share,
-    Weight,
     config,
     read_as,
     read_json,
@@ -36,6 +33,7 @@ from crocodil.training.adapting import LoRA
 from crocodil.training.loop import LoopConfig
 
 RUN_FILE = "run.json"
+Known = TypeVar("Known")
 
 
 @config
@@ -53,9 +51,6 @@ class CausalStart:
     directory: Path  # config.json, tokenizer.json and safetensors
     layers: tuple[Amount, ...] | None = None  # layers of the causal model to keep; None: all
     shifted: bool = False  # the state at a position predicts the next token, as in the causal model
-    freeze_embeddings: bool = False  # train neither embeddings nor head, apart from the row of the mask token
-    align_weight: Weight = 0.0  # of the alignment with the frozen causal model; 0: no alignment
-    align_by: AlignBy = "token"
     muon_rate: Positive | None = None  # Muon's learning rate, fitted to the weights; None: that of SmolLM2
 
 
@@ -87,7 +82,6 @@ class Run:
     head_loop: LoopConfig
     base_draft_rate: Share = 0.0  # share of a batch where the base corrects its own proposals (decision D62)
     guided_objective: DemaskerObjective = field(default_factory=DemaskerObjective)
-    rate_objective: RateObjective = field(default_factory=RateObjective)  # in stage guided (decision D71)
     prior_objective: PriorObjective = field(default_factory=PriorObjective)
     distil_objective: DistilObjective = field(default_factory=DistilObjective)
     prompted_objective: PromptedObjective = field(default_factory=PromptedObjective)
@@ -110,8 +104,6 @@ class Run:
     conditional_start: Folder | None = None  # in stage conditional: go on from `model` of another one
     head_of: Folder | None = None  # in stage head: the model to train a head for; None: that of stage guided
     distilled_start: Folder | None = None  # in stage distilled: go on with the students of `model` of another one
-    teacher_texts: tuple[Folder, ...] = ()  # in stage guided: folders that `crocodil teach` wrote (decision D77)
-    teacher_rate: Share = 0.5  # share of a batch that they are; the encoder is fixed then
     weak_prior: Folder | None = None  # in stage distilled: the folder of a less trained prior, for autoguidance
     pairs: Folder | None = None  # in stage prompted: a folder of prompts and answers (`crocodil corpus pairs`)
 
@@ -130,14 +122,6 @@ class Run:
             raise ValueError("autoguidance of the teacher needs both weak_prior and distil_objective.autoguidance")
         if self.causal is not None and self.pretrained.llada is not None:
             raise ValueError("causal and pretrained.llada are both set: a base begins as one of them")
-        if self.rate_objective.trains_prior and self.conditional.standardised:
-            raise ValueError(
-                "rate_objective.trains_prior: registers change in training, so set conditional.standardised=false"
-            )
-        if self.rate_objective.trains_prior and self.guided_objective.partial_rate == 1:
-            raise ValueError(
-                "rate_objective.trains_prior needs whole texts: set guided_objective.partial_rate below 1"
-            )
         if self.live_draws and self.condition_encoder_learns:
             raise ValueError("live_draws and condition_encoder_learns are both set: choose one of them")
         if self.live_draws and self.conditional.standardised:
@@ -153,16 +137,6 @@ class Run:
             raise ValueError("guided_start and lora are both set: choose one of them")
         if not self.encoder_learns and self.guided_start is None:
             raise ValueError("encoder_learns=false needs guided_start: the model with the encoder that is kept")
-        if not self.encoder_learns and self.rate_objective.trains_prior:
-            raise ValueError("rate_objective.trains_prior is for an encoder that learns: set encoder_learns=true")
-        if self.teacher_texts and self.guided_start is None:
-            raise ValueError("teacher_texts needs guided_start: the model that wrote them, or one like it")
-        if self.teacher_texts and self.rate_objective.trains_prior:
-            raise ValueError("teacher_texts and rate_objective.trains_prior are both set: choose one of them")
-        if self.denoiser_begins_as_demasker and self.rate_objective.trains_prior:
-            raise ValueError(
-                "denoiser_begins_as_demasker needs a trained demasker: set rate_objective.trains_prior=false"
-            )
         self.conditional_shape  # noqa: B018 (checks it)
         available = self.encoder.num_registers
         if self.prior.num_registers > available:
@@ -170,11 +144,6 @@ class Run:
             raise ValueError(f"prior.num_registers is {wanted}: the encoder has only {available}")
         if max(self.guided_objective.prefix_lengths, default=0) > available:
             raise ValueError(f"guided_objective.prefix_lengths: the encoder has only {available} registers")
-
-    @property
-    def encoder_is_fixed(self) -> bool:
-        """Whether stage guided trains only the demasker: by choice, or because it has teacher texts (D77)."""
-        return not self.encoder_learns or bool(self.teacher_texts)
 
     def _check_matching(self) -> None:
         if self.prior.standardised or self.conditional.standardised:
@@ -234,7 +203,7 @@ def read_run_file(directory: Path) -> dict[str, Any]:
 def read_causal_start(directory: Path) -> CausalStart | None:
     """Return the causal model that the base of a run began as; None if it did not, or if there is no run yet."""
     values = read_run_file(directory).get("causal") if (directory / RUN_FILE).is_file() else None
-    return None if values is None else read_as(CausalStart, values, directory / RUN_FILE)
+    return None if values is None else _read_known(CausalStart, values, directory)
 
 
 @config
@@ -249,5 +218,11 @@ class RunSummary:
 
 def summary_of(values: dict[str, Any], directory: Path) -> RunSummary:
     """Return the summary of a run whose settings are `values`."""
-    names = [entry.name for entry in fields(RunSummary)]
-    return read_as(RunSummary, {name: values[name] for name in names if name in values}, directory / RUN_FILE)
+    return _read_known(RunSummary, values, directory)
+
+
+def _read_known(kind: type[Known], values: dict[str, Any], directory: Path) -> Known:
+    """Read a config from the fields that it has; run.json files of older versions have others, too."""
+    names = [entry.name for entry in fields(kind)]  # type: ignore[arg-type]
+    known = {name: values[name] for name in names if name in values}
+    return read_as(kind, known, directory / RUN_FILE)

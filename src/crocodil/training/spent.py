@@ -12,13 +12,13 @@ from typing import Any, TypeAlias
 from crocodil.models.demasker import DemaskerConfig
 from crocodil.models.register_denoiser import RegisterDenoiserConfig
 from crocodil.models.register_encoder import RegisterEncoderConfig
-from crocodil.objectives import DemaskerObjective, PriorObjective, RateObjective
+from crocodil.objectives import DemaskerObjective, PriorObjective
 from crocodil.runtime.config import config, read_as
 from crocodil.training.history import recorded_run
 from crocodil.training.record import STAGE_FILE, read_checksummed
 from crocodil.training.run_config import RUN_FILE, Run, read_run_file
 from crocodil.training.stage_setup import TRAINED_STAGES, started_base
-from crocodil.training.work import base_flops, conditional_flops, guided_flops, prior_flops, rate_flops
+from crocodil.training.work import base_flops, conditional_flops, guided_flops, prior_flops
 from crocodil.training.workspace import Workspace
 
 Flops: TypeAlias = dict[str, float | None]  # by stage; None: unknown
@@ -177,16 +177,6 @@ def planned_flops(record: Mapping[str, Any], shapes: Shapes) -> Flops:
     """Return the operations of each stage of a run.json; None if it lacks the stage, or begins as LLaDA."""
     guided = {**vars(DemaskerObjective()), **record.get("guided_objective", {})}
     drafts = record.get("base_draft_rate", 0.0)
-    rated = RateObjective(**record.get("rate_objective", {}))
-    guessed = _prior_objective(record)["self_condition_rate"]
-
-    def rate(length: int) -> float:
-        if shapes.conditional is None:
-            return 0.0
-        return rate_flops(
-            shapes.conditional, shapes.encoder, objective=rated, length=length, self_condition_rate=guessed
-        )
-
     spent: Flops = {
         "base": _planned(
             record, "base", lambda length: base_flops(shapes.demasker.backbone, length=length, draft_rate=drafts)
@@ -194,18 +184,14 @@ def planned_flops(record: Mapping[str, Any], shapes: Shapes) -> Flops:
         "guided": _planned(
             record,
             "guided",
-            lambda length: (
-                guided_flops(
-                    shapes.demasker,
-                    shapes.encoder,
-                    length=length,
-                    all_mask_rate=guided["all_mask_rate"],
-                    adapted=record.get("lora") is not None,
-                    draft_rate=guided["draft_rate"],
-                    encoder_learns=record.get("encoder_learns", True) and not record.get("teacher_texts"),
-                    teacher_rate=record["teacher_rate"] if record.get("teacher_texts") else 0.0,
-                )
-                + rate(length)
+            lambda length: guided_flops(
+                shapes.demasker,
+                shapes.encoder,
+                length=length,
+                all_mask_rate=guided["all_mask_rate"],
+                adapted=record.get("lora") is not None,
+                draft_rate=guided["draft_rate"],
+                encoder_learns=record.get("encoder_learns", True),
             ),
         ),
         "prior": _planned_prior(record, shapes),

@@ -22,7 +22,6 @@ from crocodil.training.stage_setup import (
     head_networks,
     pair_source,
     started_base,
-    teacher_data,
 )
 from crocodil.training.workspace import Workspace
 
@@ -69,7 +68,7 @@ def _check_shares(name: str, run: Run, workspace: Workspace) -> None:
     guesses = {"prior_objective.self_condition_rate": run.prior_objective.self_condition_rate}
     rates = {
         "base": {"base_draft_rate": run.base_draft_rate},
-        "guided": drafts | ({"teacher_rate": run.teacher_rate} if run.teacher_texts else {}),
+        "guided": drafts,
         "prior": guesses if run.prior.self_conditioned else {},
         "conditional": guesses if run.conditional.self_conditioned else {},
         "prompted": drafts if run.prompted_objective.demasker_learns else {},
@@ -233,8 +232,6 @@ def _check_causal(run: Run, start: CausalStart) -> None:
             f"demasker.backbone is not the shape of {start.directory}: choose layers with --layers or "
             "--keep-layers and the shift with --shift, not with --set"
         )
-    if start.align_weight and run.base_draft_rate:
-        raise ValueError("base_draft_rate and --align are both set: choose one of them")
 
 
 def _check_base_start(run: Run, folder: Path) -> None:
@@ -273,8 +270,6 @@ def _check_guided(run: Run, workspace: Workspace) -> None:
             )
     if run.guided_start is not None:
         guided_start_folders(run.guided_start)
-        if run.teacher_texts:
-            teacher_data(run, workspace, run.guided_loop)
         return
     if run.encoder_begins_as_base and run.pretrained.qwen is None:
         check_encoder_fits_base(run.encoder, run.demasker.backbone)
@@ -283,7 +278,7 @@ def _check_guided(run: Run, workspace: Workspace) -> None:
 
 
 def guided_start_folders(start: Path) -> dict[str, Path]:
-    """Return the folders of the networks that stage guided goes on from; a denoiser may be among them."""
+    """Return the folders of the networks that stage guided goes on from."""
     folders = {name: start / name for name in ("demasker", "encoder")}
     for folder in folders.values():
         if not folder.exists():
@@ -291,5 +286,4 @@ def guided_start_folders(start: Path) -> dict[str, Path]:
                 f"{folder} is missing: guided_start is the folder model of a finished stage guided, or an "
                 "exported model"
             )
-    denoiser = denoiser_folder(start)
-    return {**folders, "denoiser": denoiser} if denoiser.exists() else folders
+    return folders

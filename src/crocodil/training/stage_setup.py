@@ -39,10 +39,10 @@ from crocodil.runtime.distributed import Ranks
 from crocodil.seeding import generator_for
 from crocodil.text.retokenizer import Retokenizer
 from crocodil.text.tokenizer import Tokenizer
-from crocodil.training.adapting import add_adapters, freeze_embeddings, init_from_base
+from crocodil.training.adapting import add_adapters, init_from_base
 from crocodil.training.data import CachedRegisters, register_statistics
 from crocodil.training.distilling import DistilledStage, Teacher
-from crocodil.training.guiding import GuidedStage, JointPrior
+from crocodil.training.guiding import GuidedStage
 from crocodil.training.head import HeadStage
 from crocodil.training.loop import LoopConfig, Stage
 from crocodil.training.matching import MatchedStage
@@ -50,34 +50,26 @@ from crocodil.training.pair_data import PairData, PairSource
 from crocodil.training.prompting import PromptedStage
 from crocodil.training.run_config import CausalStart, Run
 from crocodil.training.stages import (
-    Alignment,
     BaseStage,
     ConditionalPriorStage,
     PriorStage,
 )
-from crocodil.training.teacher_texts import TeacherData, TeacherTexts
 from crocodil.training.workspace import Network, Workspace, loaded
-
-JOINT_PRIOR = "guided/model/denoiser"  # in a run; only there if stage guided trained a prior too
-
 
 # ---------------------------------------------------------------- stages
 
 
 def base_stage(run: Run, workspace: Workspace) -> tuple[Stage, LoopConfig]:
-    loop, alignment = run.base_loop, None
+    loop = run.base_loop
     if (started := started_base(run, workspace)) is not None:
         demasker = _without_registers(started)
     elif run.causal is not None:
         demasker = _causal_base(run.causal)
-        alignment = _alignment(run.causal, demasker, workspace, loop) if run.causal.align_weight else None
     elif run.pretrained.llada is not None:
         demasker = load_llada(run.pretrained.llada, dtype=torch.float32)
     else:
         demasker = LLaDA(run.demasker.backbone).init_weights(generator_for("base", loop.seed))
-    stage = BaseStage(
-        workspace.to_device(demasker), workspace.data(run, loop), alignment, draft_rate=run.base_draft_rate
-    )
+    stage = BaseStage(workspace.to_device(demasker), workspace.data(run, loop), draft_rate=run.base_draft_rate)
     return stage, loop
 
 
@@ -89,9 +81,8 @@ def guided_stage(run: Run, workspace: Workspace) -> tuple[Stage, LoopConfig]:
     else:
         demasker = _same_shape(run.guided_start / "demasker", run.demasker, Demasker)
         encoder = _same_shape(run.guided_start / "encoder", run.encoder, RegisterEncoder)
-    teacher = teacher_data(run, workspace, loop) if run.teacher_texts else None
     stage = GuidedStage(
-        workspace.to_device(encoder.requires_grad_(not run.encoder_is_fixed)),
+        workspace.to_device(encoder.requires_grad_(run.encoder_learns)),
         workspace.to_device(demasker),
         workspace.data(run, loop),
         run.guided_objective,
@@ -99,26 +90,9 @@ def guided_stage(run: Run, workspace: Workspace) -> tuple[Stage, LoopConfig]:
         retokenizer(run, workspace),
         run.num_prior_registers,
         run.register_noise_from,
-        _joint_prior(run, workspace),
-        teacher,
-        encoder_learns=not run.encoder_is_fixed,
+        encoder_learns=run.encoder_learns,
     )
     return stage, loop
-
-
-def teacher_data(run: Run, workspace: Workspace, loop: LoopConfig) -> TeacherData:
-    """Return the teacher texts of stage guided; texts that do not fit the run are refused."""
-    folders = [TeacherTexts(folder) for folder in run.teacher_texts]
-    encoder, backbone = run.encoder, run.demasker.backbone
-    for folder in folders:
-        folder.check(
-            vocab_size=backbone.vocab_size,
-            num_registers=encoder.num_registers,
-            register_width=encoder.register_width,
-        )
-        if folder.length not in run.lengths:
-            raise ValueError(f"{folder.directory} has texts of {folder.length} tokens, which is none of lengths")
-    return TeacherData(folders, encoder.num_registers, run.teacher_rate, loop.seed, workspace.device)
 
 
 def prior_stage(run: Run, workspace: Workspace) -> tuple[Stage, LoopConfig]:
@@ -140,11 +114,9 @@ def conditional_stage(run: Run, workspace: Workspace) -> tuple[Stage, LoopConfig
         [] if run.live_draws else workspace.registers(run, split) for split in ("train", "valid")
     )
     encoder = workspace.trained_encoder()
-    started = workspace.source / JOINT_PRIOR
-    if run.conditional_start is not None:
-        started = denoiser_folder(run.conditional_start)
+    started = None if run.conditional_start is None else denoiser_folder(run.conditional_start)
     generator = generator_for("conditional", loop.seed)
-    if started.exists():
+    if started is not None:
         denoiser = plain_copy_of(loaded(started, RegisterDenoiser, "cpu"))
         _check_shape(denoiser, run.conditional_shape, started)
     elif run.denoiser_begins_as_demasker:
@@ -294,21 +266,7 @@ STAGES = (*STAGES_OF_PAPER, "distilled", "prompted", "head")
 
 def _causal_base(start: CausalStart) -> LLaDA:
     """Return the base as it begins: the causal model, read without its causal mask (decision D39)."""
-    base = load_causal(start.directory, layers=start.layers, shifted=start.shifted, dtype=torch.float32)
-    return freeze_embeddings(base) if start.freeze_embeddings else base
-
-
-def _alignment(start: CausalStart, base: LLaDA, workspace: Workspace, loop: LoopConfig) -> Alignment:
-    """Load the causal model up to the last layer that the base has; every rank holds all of it."""
-    layers = start.layers or tuple(range(base.config.num_layers))
-    dtype = torch.bfloat16 if workspace.device.startswith("cuda") else torch.float32
-    model = load_causal(
-        start.directory, layers=range(layers[-1] + 1), dtype=dtype, device=workspace.device
-    ).requires_grad_(False)
-    if loop.compile_blocks:
-        for block in model.blocks:
-            block.compile(dynamic=False)
-    return Alignment(model.eval(), layers, start.align_weight, start.align_by)
+    return load_causal(start.directory, layers=start.layers, shifted=start.shifted, dtype=torch.float32)
 
 
 def _demasker(run: Run, workspace: Workspace) -> Demasker:
@@ -360,19 +318,6 @@ def _encoder(run: Run, base: LLaDA) -> RegisterEncoder:
         generator=generator,
         dtype=torch.float32,
     )
-
-
-def _joint_prior(run: Run, workspace: Workspace) -> JointPrior | None:
-    """Return the prior that stage guided trains too: new, or the one to go on from."""
-    if not run.rate_objective.trains_prior:
-        return None
-    started = None if run.guided_start is None else denoiser_folder(run.guided_start)
-    if started is not None and started.exists():
-        denoiser = _same_shape(started, run.conditional, RegisterDenoiser)
-    else:
-        generator = generator_for("conditional", run.guided_loop.seed)
-        denoiser = RegisterDenoiser(run.conditional).init_weights(generator)
-    return JointPrior(workspace.to_device(denoiser), run.rate_objective, run.prior_objective)
 
 
 def denoiser_folder(start: Path) -> Path:

@@ -16,11 +16,8 @@ from crocodil.models.llada import LLaDA
 from crocodil.models.register_denoiser import RegisterDenoiser
 from crocodil.models.register_encoder import RegisterEncoder
 from crocodil.objectives import (
-    AlignBy,
     PriorObjective,
-    aligned_base_loss,
     base_loss,
-    causal_states,
     conditional_prior_loss,
     prior_loss,
 )
@@ -34,23 +31,12 @@ from crocodil.training.validation import demasking_metrics, mask_half, prior_met
 from crocodil.training.work import Work, base_flops, conditional_flops, prior_flops
 
 
-@dataclass(frozen=True)
-class Alignment:
-    """The frozen causal model that the base began as, and how the states of both are aligned."""
-
-    model: LLaDA  # on the device of the stage; not part of the state, so it is neither saved nor sharded
-    layers: Sequence[int]  # those that the base has
-    weight: float
-    by: AlignBy
-
-
 @dataclass
 class BaseStage:
     """Plain masked diffusion: the baseline of all comparisons, and the starting point of the guided demasker."""
 
     demasker: LLaDA
     data: Data
-    alignment: Alignment | None = None
     draft_rate: float = 0.0  # decision D62
     name: str = "base"
 
@@ -58,7 +44,7 @@ class BaseStage:
         return {"demasker": self.demasker}
 
     def groups(self) -> Mapping[str, Sequence[nn.Parameter]]:
-        return {"demasker": [parameter for parameter in self.demasker.parameters() if parameter.requires_grad]}
+        return {"demasker": list(self.demasker.parameters())}
 
     def phases(self) -> Sequence[Phase]:
         return (Phase(math.inf, frozenset({"demasker"})),)
@@ -76,27 +62,14 @@ class BaseStage:
         return self.data.length_share(step)
 
     def _work_at(self, length: int) -> Work:
-        teacher_layers = 0 if self.alignment is None else self.alignment.layers[-1] + 1
-        flops = base_flops(
-            self.demasker.config, length=length, teacher_layers=teacher_layers, draft_rate=self.draft_rate
-        )
+        flops = base_flops(self.demasker.config, length=length, draft_rate=self.draft_rate)
         return Work(length, flops)
 
-    def loss(self, step: int, indices: range) -> Tensor | dict[str, Tensor]:
+    def loss(self, step: int, indices: range) -> Tensor:
         tokens, streams = self.data.tokens(step, indices), self.data.streams(step, indices)
         time, mask_id = self.data.times(step, indices), self.demasker.config.mask_id
-        if self.alignment is None:
-            return base_loss(
-                self.demasker, tokens, mask_id=mask_id, streams=streams, time=time, draft_rate=self.draft_rate
-            )
-        return aligned_base_loss(
-            self.demasker,
-            causal_states(self.alignment.model, tokens, self.alignment.layers),
-            tokens,
-            weight=self.alignment.weight,
-            by=self.alignment.by,
-            streams=streams,
-            time=time,
+        return base_loss(
+            self.demasker, tokens, mask_id=mask_id, streams=streams, time=time, draft_rate=self.draft_rate
         )
 
     def evaluate(self) -> dict[str, float]:

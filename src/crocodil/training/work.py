@@ -11,7 +11,7 @@ from crocodil.models.demasker import DemaskerConfig
 from crocodil.models.llada import LLaDAConfig
 from crocodil.models.register_denoiser import TIME_FEATURES, RegisterDenoiserConfig
 from crocodil.models.register_encoder import RegisterEncoderConfig
-from crocodil.objectives import DistilObjective, HeadObjective, PromptedObjective, RateObjective
+from crocodil.objectives import DistilObjective, HeadObjective, PromptedObjective
 from crocodil.seeding import generator_for
 
 # Cost of a step in forward passes: weights trained; only gradients passed through (adapters); no gradients.
@@ -84,16 +84,11 @@ def guess_flops(config: RegisterDenoiserConfig) -> float:
 # ---------------------------------------------------------------- one sample in a training step of each stage
 
 
-def base_flops(config: LLaDAConfig, *, length: int, teacher_layers: int = 0, draft_rate: float = 0.0) -> float:
-    """Plain masked diffusion: half of the tokens are hidden on average; drafts are as in Algorithm 1.
-
-    A frozen causal model of the same width reads all tokens with `teacher_layers`; its head is not used.
-    """
-    teacher = replace(config, num_layers=teacher_layers) if teacher_layers else None
-    aligning = 0.0 if teacher is None else FROZEN * demasker_flops(teacher, positions=length, rows=0)
+def base_flops(config: LLaDAConfig, *, length: int, draft_rate: float = 0.0) -> float:
+    """Plain masked diffusion: half of the tokens are hidden on average; drafts are as in Algorithm 1."""
     trained = TRAINED * demasker_flops(config, positions=length, rows=(1 + draft_rate) / 2 * length)
     drafting = FROZEN * demasker_flops(config, positions=length, rows=length / 4)
-    return trained + draft_rate * drafting + aligning
+    return trained + draft_rate * drafting
 
 
 def guided_flops(
@@ -105,12 +100,11 @@ def guided_flops(
     adapted: bool = False,
     draft_rate: float = 0.0,
     encoder_learns: bool = True,
-    teacher_rate: float = 0.0,
 ) -> float:
     """Algorithm 1: the demasker reads START, registers, END and text; the encoder reads text and registers.
 
     Drafts take a second pass without gradients, which predicts half of the visible tokens; the loss then reads all
-    rows. A share of the texts, `teacher_rate`, is not encoded: they have their registers.
+    rows.
     """
     positions = length + demasker.num_registers + 2
     hidden = all_mask_rate + (1 - all_mask_rate) / 2
@@ -118,7 +112,7 @@ def guided_flops(
     demasking = demasker_flops(demasker.backbone, positions=positions, rows=read * length)
     drafting = demasker_flops(demasker.backbone, positions=positions, rows=(1 - hidden) / 2 * length)
     encoding = encoder_flops(encoder, positions=length + encoder.num_registers)
-    encoded = (TRAINED if encoder_learns else FROZEN) * (1 - teacher_rate)
+    encoded = TRAINED if encoder_learns else FROZEN
     trained = (PASSED_THROUGH if adapted else TRAINED) * demasking + encoded * encoding
     return trained + draft_rate * FROZEN * drafting
 
@@ -156,22 +150,6 @@ def causal_head_flops(backbone: LLaDAConfig, *, positions: int) -> float:
 def prior_flops(config: RegisterDenoiserConfig, *, self_condition_rate: float) -> float:
     """Algorithm 5, on cached registers. A share of the samples has a guess, from a pass without gradients."""
     return TRAINED * denoiser_flops(config) + self_condition_rate * FROZEN * guess_flops(config)
-
-
-def rate_flops(
-    denoiser: RegisterDenoiserConfig,
-    encoder: RegisterEncoderConfig,
-    *,
-    objective: RateObjective,
-    length: int,
-    self_condition_rate: float,
-) -> float:
-    """The register rate in Algorithm 1: several noisy banks per text, and the condition if it has visible text."""
-    if not objective.trains_prior:
-        return 0.0
-    encoding = FROZEN * encoder_flops(encoder, positions=length + encoder.num_registers)
-    denoising = objective.num_draws * prior_flops(denoiser, self_condition_rate=self_condition_rate)
-    return denoising + (encoding if objective.visible_rate else 0.0)
 
 
 def conditional_flops(

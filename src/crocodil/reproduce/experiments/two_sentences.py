@@ -86,7 +86,7 @@ def samples(say: Callable[[str], object], steps: tuple[int, int, int]) -> dict[s
             objective=DemaskerObjective(empty_prefix_rate=0),
             mask_id=MASK,
             streams=streams,
-        ).loss
+        )
 
     say(train("guided (Algorithm 1)", [encoder, demasker], guided, guided_steps))
     registers = encoder(batch).detach()
