@@ -5,7 +5,6 @@ import itertools
 import json
 import re
 import runpy
-import shutil
 import subprocess
 import sys
 from dataclasses import dataclass, fields, replace
@@ -733,17 +732,6 @@ def cross_entropy_of(pipe, texts):
 def has_int4(directory):
     """Whether matrices are stored in four bits: two of them in a byte."""
     return any(weight.dtype == torch.uint8 for weight in load_file(directory / "model.safetensors").values())
-
-
-def test_export_takes_the_prior_of_stage_guided_if_there_is_no_other(trained, corpus, tmp_path):
-    shutil.copytree(trained / "guided" / "model", tmp_path / "guided" / "model")
-    shutil.copytree(trained / "conditional" / "model" / "denoiser", tmp_path / "guided" / "model" / "denoiser")
-    shutil.copy(trained / "run.json", tmp_path)
-    made = run("export", tmp_path, "--data", corpus.directory, "--out", tmp_path / "model")
-    assert re.findall(r"(\w+) [0-9.]+ MB", made.output) == ["demasker", "encoder", "conditional"]
-    model = Crocodil.from_pretrained(tmp_path / "model", device="cpu")
-    assert model.settings.drawing.largest_offset == 0  # it was trained without
-    assert model.generate(1, calls=2, prior_steps=2, refresh_steps=1).texts
 
 
 @pytest.mark.parametrize(

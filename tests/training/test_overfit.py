@@ -34,7 +34,7 @@ def autoencoder():
         lambda streams: guided_step(
             lambda tokens, hidden: encoder(tokens), demasker, BATCH,
             objective=DemaskerObjective(), mask_id=MASK, streams=streams,
-        ).loss,
+        ),
         encoder, demasker, steps=140, count=len(BATCH),
     )  # fmt: skip
     return encoder, demasker
@@ -106,7 +106,7 @@ def test_only_a_demasker_that_saw_drafts_believes_visible_tokens(draft_rate, low
     tiny.overfit(
         lambda streams: guided_step(
             lambda *_: no_registers, demasker, texts(streams), objective=objective, mask_id=MASK, streams=streams
-        ).loss,
+        ),
         demasker, steps=40, count=32,
     )  # fmt: skip
     shown = texts(tiny.streams(32, "shown"))

@@ -190,7 +190,7 @@ def test_stages_go_on_from_an_exported_model_whose_compute_is_unknown(trained, c
     given = load_model(exported / "conditional").state_dict()
     assert all(torch.equal(begun[key], value) for key, value in given.items())
     record = read_checksummed(tmp_path / "run" / "guided" / "stage.json")
-    assert {f"{name} to go on from" for name in ("demasker", "encoder", "denoiser")} <= record["sources"].keys()
+    assert {f"{name} to go on from" for name in ("demasker", "encoder")} <= record["sources"].keys()
     assert record["work"]["inherited"] == {"base": None, "guided": None}
     alone = Workspace(corpus, tmp_path / "alone", tmp_path / "alone")  # the denoiser alone
     shutil.copytree(exported, alone.out / "guided" / "model")

@@ -16,6 +16,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from crocodil.metrics import SpeedUp
 from crocodil.metrics.text_statistics import parses_as_python
 from crocodil.pipeline import Method
 from crocodil.processes.plan import TOKENS_PER_CALL
@@ -27,6 +28,8 @@ from crocodil.reproduce.experiments.comparison import (
     has_base,
     most_calls,
     own_best_calls,
+    speedups,
+    speedups_by_other_rules,
     speedups_by_unit,
 )
 from crocodil.reproduce.experiments.quality import ORACLE, display_name
@@ -43,6 +46,7 @@ ANY_FOLDER = "-"  # in a mark: the folder of the rows that are written first
 PROMPTS_FILE = "prompts.jsonl"  # continuations of `PREFIX`, as `crocodil generate --format jsonl` prints them
 PREFIX = "def read(path):\n"
 GUIDED = (Method.CON_WITHIN_DISC, Method.CON_THEN_DISC)
+ENOUGH_COMPUTE = 0.95  # of the base, compared with the model: with less, a page warns
 
 
 def folders_of(page: str) -> list[str]:
@@ -108,21 +112,20 @@ def base_line(results: Results, folder: Path) -> list[Block]:
         return [Text("The model has no base of its own: its demasker without registers takes the place of one.")]
     if share is None:
         return [Text("It is not recorded how much compute the base had.")]
-    priors = "" if with_priors is None else f", {with_priors:.2f} times if the denoiser counts too"
+    priors = "" if with_priors is None else f", and {with_priors:.2f} times that of demasker, encoder and denoiser"
     least = share if with_priors is None else with_priors
-    verdict = "" if least >= 1 else ": less compute, so the speed-ups look larger than they are"
-    return [Text(f"The base had {share:.2f} times the compute of demasker and encoder{priors}{verdict}.")]
+    verdict = "" if least >= ENOUGH_COMPUTE else " That is less, so the speed-ups look larger than they are."
+    took = f"The training of the base took {share:.2f} times the compute of demasker and encoder{priors}."
+    return [Text(took + verdict)]
 
 
 def speedup(results: Results, folder: Path) -> list[Block]:
     """Compare with the base at its own best number of calls."""
     body = []
     for rows, real in _with_base(results):
-        best = own_best_calls(rows, real)
         by_method = speedups_by_unit(rows, real)
-        for index, method in enumerate(_guided(by_method)):
-            where = f"{real['length']} tokens, base at {best} calls: " if index == 0 else ""
-            body.append(_speedup_line(f"{where}{display_name(method)}", by_method[method], bold=index == 0))
+        where = [str(real["length"]), str(own_best_calls(rows, real))]
+        body += [[*where, *_speedup_cells(method, by_method[method])] for method in _guided(by_method)]
     if not body:
         return [Text("Speed-ups are not measured yet: there are no rows of a base for this model.")]
     return [Table(_unit_heads(results), body)]
@@ -136,11 +139,25 @@ def speedup_per_token(results: Results, folder: Path) -> list[Block]:
         if most_calls(rows) < length:
             continue
         by_method = speedups_by_unit(rows, real, calls=length)
-        for index, method in enumerate((*_guided(by_method), Method.BASE)):
-            name = "the base itself" if method == Method.BASE else display_name(method)
-            where = f"{length} tokens, base at {length} calls: " if index == 0 else ""
-            body.append(_speedup_line(where + name, by_method[method]))
+        methods = (*_guided(by_method), str(Method.BASE))
+        body += [[str(length), str(length), *_speedup_cells(method, by_method[method])] for method in methods]
     return [Table(_unit_heads(results), body)] if body else []
+
+
+def other_rules(results: Results, folder: Path) -> list[Block]:
+    """Return the speed-ups by FLOPs under other rules of matching, with the calls of the method."""
+    heads, columns = [""], []
+    for rows, real in _with_base(results):
+        by_rule = speedups_by_other_rules(rows, real)
+        for method in _guided(by_rule["the rule"]):
+            heads.append(f"{real['length']} tokens, {display_name(method)}")
+            columns.append({rule: _with_calls(by_method[method]) for rule, by_method in by_rule.items()})
+    rules = columns[0] if columns else ()
+    return [Table(heads, [[rule, *(column[rule] for column in columns)] for rule in rules])] if rules else []
+
+
+def _with_calls(speedup: SpeedUp | None) -> str:
+    return "no match" if speedup is None else f"{_times(speedup.factor)}, {speedup.method.calls} calls"
 
 
 def _lengths(results: Results) -> Iterator[tuple[list[Row], Row]]:
@@ -165,21 +182,21 @@ def _guided(by_method: Mapping[str, object]) -> list[str]:
 def _unit_heads(results: Results) -> list[str]:
     batches = {row["num_samples"] for row in results.get("seconds", ())}
     clock = f"by the clock, batches of {max(batches)}" if batches else "by the clock"
-    return ["speed-up", "by FLOPs", clock, "in the paper's NFE"]
+    return ["tokens", "calls of the base", "method", "by FLOPs", clock, "in the paper's NFE"]
 
 
-def _speedup_line(name: str, by_unit: Mapping[str, object], *, bold: bool = False) -> list[str]:
-    matched = by_unit["flops"]
+def _speedup_cells(method: str, by_unit: Mapping[str, SpeedUp | None]) -> list[str]:
+    """Return the method with its calls, and its speed-ups; another unit may have another cheapest point."""
+    name, matched = "base" if method == Method.BASE else display_name(method), by_unit["flops"]
     if matched is None:
         return [f"{name}, no match", *["-"] * len(UNITS)]
-    cells = [_times(factor_of(by_unit[unit])) for unit in UNITS]  # type: ignore[arg-type]
-    stressed = [f"**{cell}**" if bold and cell != "-" else cell for cell in cells]
-    calls = [None if one is None else one.method.calls for one in map(by_unit.get, UNITS)]  # type: ignore[attr-defined]
-    others = [
-        f" ({count} calls)" if count not in (None, calls[0]) else ""  # the cheapest point of another unit
-        for count in calls
-    ]
-    return [f"{name}, {calls[0]} calls", *map("".join, zip(stressed, others, strict=True))]
+    calls = matched.method.calls
+    others = (
+        f" ({one.method.calls} calls)" if one is not None and one.method.calls != calls else ""
+        for one in map(by_unit.get, UNITS)
+    )
+    cells = (_times(factor_of(by_unit[unit])) + other for unit, other in zip(UNITS, others, strict=True))
+    return [f"{name}, {calls} calls", *cells]
 
 
 def _times(factor: float | None) -> str:
@@ -191,34 +208,59 @@ def _times(factor: float | None) -> str:
 # ---------------------------------------------------------------- quality
 
 QUALITY_HEADS = ("", "calls", "MAUVE", "Gen-PPL", "entropy", "distinct-2", "parses", "cost by FLOPs")
-POOLED = "MAUVE, pooled"
 
 
 def quality(results: Results, folder: Path) -> list[Block]:
-    """Return the base at few, its best and its most calls, guided methods at few calls, and real programs."""
+    """Return the base, guided methods and real programs, by length."""
     body = []
     for rows, real in _lengths(results):
-        usual = max(1, real["length"] // TOKENS_PER_CALL)
-        calls = {usual, own_best_calls(rows, real), most_calls(rows)} if has_base(rows) else {usual}
-        lines = [row for row in select(rows, method=str(Method.BASE)) if row["calls"] in calls]
-        for method in (*_guided(dict.fromkeys(distinct(rows, "method"))),):
-            wanted = (usual,) if method == ORACLE else (16, usual, 2 * usual)
-            lines += [row for row in select(rows, method=method) if row["calls"] in wanted]
-        lines.append(real)
-        for index, row in enumerate(lines):
-            name = display_name(row["method"]) if "method" in row else "real programs"
+        anchors = select(results.get("anchor", ()), length=real["length"])
+        for index, row in enumerate([*_shown(rows, real), real, *anchors]):
             where = f"**{real['length']} tokens**: " if index == 0 else ""
-            body.append([f"{where}{name}", *_quality_cells(row)])
+            body.append([f"{where}{_name(row, real)}", *_quality_cells(row)])
     return [Table(QUALITY_HEADS, body)] if body else [Text("Generated programs are not measured.")]
 
 
-def _quality_cells(row: Row) -> list[str]:
-    mauve = with_spread(row["mauve"], row["mauve_spread"])
-    if row.get("mauve_pooled") is not None:
+def quality_in_short(results: Results, folder: Path) -> list[Block]:
+    """Return the first lines of a page: one length, few points, the measures that a stranger knows."""
+    for rows, real in _lengths(results):
+        usual = max(1, real["length"] // TOKENS_PER_CALL)
+        lines = [row for row in _shown(rows, real) if row["calls"] <= usual or row["method"] == Method.BASE]
+        body = [[_name(row, real), *_quality_cells(row, in_short=True)] for row in [*lines, real]]
+        return [Table([head for head in QUALITY_HEADS if head != "distinct-2"], body, f"{real['length']} tokens")]
+    return [Text("Generated programs are not measured.")]
+
+
+def _shown(rows: Sequence[Row], real: Row) -> list[Row]:
+    """Return the base at three numbers of calls, and guided methods where they match it and with more calls."""
+    usual = max(1, real["length"] // TOKENS_PER_CALL)
+    matched = speedups(rows, real) if has_base(rows) else {}
+    of_base = {usual, 4 * usual, own_best_calls(rows, real), most_calls(rows)} if has_base(rows) else set()
+    lines = [row for row in select(rows, method=str(Method.BASE)) if row["calls"] in of_base]
+    for method in _guided(dict.fromkeys(distinct(rows, "method"))):
+        match = matched.get(method)
+        wanted = (
+            {usual} if method == ORACLE else {16, usual, 2 * usual} | ({match.method.calls} if match else set())
+        )
+        lines += [row for row in select(rows, method=method) if row["calls"] in wanted]
+    return lines
+
+
+def _name(row: Row, real: Row) -> str:
+    """Name a line: a method, test programs against validation programs, or one half of them against the other."""
+    if "method" in row:
+        return display_name(row["method"])
+    return "real programs of other packages" if row is real else "real programs of the same packages"
+
+
+def _quality_cells(row: Row, *, in_short: bool = False) -> list[str]:
+    mauve = f"{row['mauve']:.2f}" if in_short else with_spread(row["mauve"], row["mauve_spread"])
+    if row.get("mauve_pooled") is not None and not in_short:
         mauve += f" (pooled {number(row['mauve_pooled'])})"
     return [
         str(row.get("calls", "")), mauve, number(row["gen_ppl"]), f"{row['entropy']:.2f}",
-        number(row["distinct_2"]), percent(row["parse_share"]), number(row["flop_nfe"]) if "method" in row else "",
+        *([] if in_short else [number(row["distinct_2"])]), percent(row["parse_share"]),
+        number(row["flop_nfe"]) if "method" in row else "",
     ]  # fmt: skip
 
 
@@ -333,7 +375,9 @@ BLOCKS: Mapping[str, Callable[[Results, Path], Sequence[Block]]] = {
     "base": base_line,
     "speed-up": speedup,
     "speed-up per token": speedup_per_token,
+    "speed-up by other rules": other_rules,
     "quality": quality,
+    "quality in short": quality_in_short,
     "measurements": measurements,
     "targets": reached,
 }

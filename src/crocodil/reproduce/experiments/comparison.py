@@ -64,6 +64,29 @@ def speedups_by_mauve(rows: Sequence[Row], real: Row) -> dict[str, SpeedUp | Non
     return speedups([{**row, **equal} for row in rows], real)
 
 
+def speedups_by_other_rules(rows: Sequence[Row], real: Row) -> dict[str, dict[str, SpeedUp | None]]:
+    """Return the speed-ups by FLOPs, by rule and method: the rule of matching, and others beside it.
+
+    They show what the number depends on. All but two rules compare with the base at its best by the first one.
+    """
+    best = own_best_calls(rows, real)
+    (base,) = select(rows, method=str(Method.BASE), calls=best)
+    count, share = base["num_samples"], base["parse_share"]
+    least = share - math.sqrt(share * (1 - share) / count)  # its standard error
+    parsing = [row for row in rows if row["method"] == Method.BASE or row["parse_share"] >= least]
+    pooled = [{**row, **{f"mauve{end}": row[f"mauve_pooled{end}"] for end in ("", "_spread")}} for row in rows]
+    return {
+        "the rule": speedups(rows, real),
+        "pooled MAUVE instead of MAUVE": speedups(pooled, real, calls=best),
+        "without the spread of the base's MAUVE": speedups(
+            [{**row, "mauve_spread": 0.0} for row in rows], real, calls=best
+        ),
+        "MAUVE alone, the base at its best by MAUVE": speedups_by_mauve(rows, real),
+        "the base at half of its calls": speedups(rows, real, calls=best // 2),
+        "also as many samples that parse": speedups(parsing, real, calls=best),
+    }
+
+
 def speedups_by_unit(
     rows: Sequence[Row], real: Row, *, calls: int | None = None
 ) -> dict[str, dict[str, SpeedUp | None]]:
