@@ -33,6 +33,8 @@ CONTENTS = {  # of the pages that have others below them
         "more-stages",
         "corpus",
         "evaluation",
+        "speed-up",
+        "protocol",
         "reproduce",
         "scale",
         "*",
