@@ -112,6 +112,10 @@ def clear_decode(
                 after_end[number, length:] = hidden[number, length:]
         step = RevealStep(log_prob, hidden, is_open, left, calls, call_streams, after_end, decoding.curve)
         kept = is_open & rule(step)
+        if decoding.pace == "text" and eos_id is not None and not revises(rule):
+            for number in range(len(tokens)):  # all that is hidden is behind the text: it is complete
+                if after_end is not None and left > 1 and not (hidden & ~after_end)[number].any():
+                    kept[number] = is_open[number]
         if decoding.in_turn != "no":
             state = (registers, tokens, proposed, kept, is_open, given, canvas, was_read)
             proposed = drawn_in_turn(demask, decoding, rule, plan, call_streams, *state)

@@ -300,6 +300,13 @@ CASES = {
     "corrector": {"corrector": 0.5, "temperature": 1.0, "block_size": 8, "num_calls": 8, "eos_id": 5},
     "corrector and revising": {"corrector": 0.5, "rule": Revise(), "num_calls": 8, "eos_id": 5, "pace": "text"},
     "revising": {"rule": Revise(), "num_calls": 8, "temperature": 1.0, "eos_id": 5, "block_size": 8},
+    "random, pace of the text": {
+        "pace": "text",
+        "rule": AtRandom(),
+        "num_calls": 16,
+        "eos_id": 5,
+        "temperature": 1.0,
+    },
     "pace of the text": {"pace": "text", "rule": RemaskByConfidence(), "num_calls": 8, "eos_id": 5},
     "curve": {"rule": Revise(), "pace": "text", "num_calls": 8, "eos_id": 5, "curve": 2.0},
     "curve of confidence": {"num_calls": 8, "curve": 1.7, "block_size": 8},
@@ -414,7 +421,8 @@ def test_cropped_calls_read_up_to_the_predicted_end_and_cost_less(length):
     how = decoding(eos_id=EOS, num_calls=4, pace="text", crop=2)
     samples = decode(demask, empty_canvas(1, how), how, streams=tiny.streams(1))
     assert torch.equal(samples.tokens, tokens)
-    assert reads == [16, *[min(length + 2, 16)] * 3]
+    num_more = 3 if length else 0  # an empty text is complete after one call
+    assert reads == [16, *[min(length + 2, 16)] * num_more]
     assert samples.costs == [samples.cost] == [Cost(demasker_calls=4, left_out=4 * 16 - sum(reads))]
 
 
@@ -532,6 +540,23 @@ def test_calls_are_spread_over_the_text_and_not_over_the_canvas():
     assert [row[0] for row in hidden["text"]] == [39, 38, 37, 36, 35, 34, 33, 0]  # one token a call
     assert [row[1] for row in hidden["text"]] == [38, 36, 34, 32, 30, 28, 26, 0]
     assert [row[2] for row in hidden["text"]] == [row[2] for row in hidden["canvas"]]
+
+
+@pytest.mark.parametrize(
+    "rule", [AtRandom(), NoisyConfidence(), MostConfident()], ids=lambda one: type(one).__name__
+)
+def test_at_the_pace_of_the_text_no_call_reveals_what_is_behind_it_and_none_is_made_after_it(rule):
+    tokens = tiny.programs(3, 40)
+    for number, length in enumerate((8, 16, 39)):
+        tokens[number, length:] = EOS
+    how, seen = decoding(40, num_calls=40, pace="text", eos_id=EOS, rule=rule), []
+    made = decode(
+        surest_of_the_filling(tokens), empty_canvas(3, how), how, streams=tiny.streams(3),
+        on_call=lambda after: seen.append((after.tokens == MASK).sum(dim=1).tolist()),
+    )  # fmt: skip
+    assert torch.equal(made.tokens, tokens)
+    assert [row[0] for row in seen[:9]] == [39, 38, 37, 36, 35, 34, 33, 32, 0]  # the last of 9 calls sees the end
+    assert [cost.demasker_calls for cost in made.costs] == [9, 17, 40]
 
 
 def surest_of_the_filling(tokens):

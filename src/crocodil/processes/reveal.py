@@ -47,7 +47,9 @@ class RevealStep(NamedTuple):
         return (self.hidden & ~(self.after_end & (self.calls_left != 1))).sum(dim=1)
 
     def best(self, score: Float[Tensor, "B N"], count: Int[Tensor, "B"]) -> Positions:
-        """Return the `count` hidden positions of highest score in each row."""
+        """Return the `count` hidden positions of highest score in each row; those behind the text come last."""
+        if self.after_end is not None:
+            score = score - _BEHIND * self.after_end
         return highest(score, among=self.hidden, count=count)
 
 

@@ -63,6 +63,11 @@ def reveal_rule(decoding: Decoding) -> RevealRule:
     return RULES[decoding.rule] if isinstance(decoding.rule, str) else decoding.rule
 
 
+def may_end_early(decoding: Decoding) -> bool:
+    """Whether texts can be complete before the last call. A rule that revises may use the calls left."""
+    return decoding.pace == "text" and not revises(reveal_rule(decoding))
+
+
 @dataclass(frozen=True)
 class RevealConfig:
     """The settings that are the same for all calls of a decoding."""
@@ -88,6 +93,11 @@ class RevealConfig:
             return self.block_size
         share = -(-self.block_size // (self.calls_per_block - self.corrector_calls))
         return min(self.block_size, IN_TURN_QUOTAS * share)
+
+    @property
+    def ends_early(self) -> bool:
+        """Whether a text is complete once all that is hidden is predicted to be behind it (D46)."""
+        return self.eos_id is not None and may_end_early(self.decoding)
 
     @property
     def crops(self) -> bool:
@@ -227,7 +237,10 @@ def reveal(
         proposed = tokens.masked_fill(hidden & ~_is_read(tokens, read_length), config.eos_id)
     proposed = _put(proposed, positions, proposal.tokens)
     log_prob = _put(torch.zeros(tokens.shape, device=tokens.device), positions, proposal.log_prob)
-    kept = is_open & config.rule(_reveal_step(config, proposed, log_prob, hidden, is_open, calls_left, streams))
+    step = _reveal_step(config, proposed, log_prob, hidden, is_open, calls_left, streams)
+    kept = is_open & config.rule(step)
+    if config.ends_early:
+        kept = kept | (is_open & (step.num_due() == 0)[:, None])
     if draw_in_turn is not None:
 
         def choose(logits: RowLogits, index: Int[Tensor, "B"]) -> RowTokens:

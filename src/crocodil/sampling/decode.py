@@ -15,7 +15,15 @@ from torch import Tensor
 
 from crocodil.processes.plan import DecodePlan
 from crocodil.processes.reveal import CORRECTED_PART, revises
-from crocodil.sampling.call import PLAIN, DemaskerStep, Engine, RevealConfig, hidden_in_block, reveal_rule
+from crocodil.sampling.call import (
+    PLAIN,
+    DemaskerStep,
+    Engine,
+    RevealConfig,
+    hidden_in_block,
+    may_end_early,
+    reveal_rule,
+)
 from crocodil.sampling.configs import Decoding
 from crocodil.sampling.cost import NO_COST, Cost
 from crocodil.sampling.guidance import Demask, with_head
@@ -80,7 +88,7 @@ def decode(
     if decoding.in_turn != "no":
         with_head(demask)
     rule = reveal_rule(decoding)
-    reads_values = canvas.device.type == "cpu" or rule.may_finish_early
+    reads_values = canvas.device.type == "cpu" or rule.may_finish_early or may_end_early(decoding)
     state, last_rows = State(canvas, registers, streams, spent), 0
     for call in planned_calls(canvas, plan, decoding):
         refreshes = refresh is not None and call.index in refresh_at
