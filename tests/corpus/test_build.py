@@ -189,6 +189,10 @@ def test_a_directory_belongs_to_the_recipe_that_began_it(whole, recipe, tmp_path
     assert build(recipe, tmp_path / "out", num_processes=1).description == whole.description
     with pytest.raises(ValueError, match="started with another recipe"):
         build(replace(recipe, vocab_size=600), tmp_path / "out", num_processes=1)
+    shutil.rmtree(tmp_path / "out" / "work")  # may be deleted when a corpus is finished
+    assert build(recipe, tmp_path / "out", num_processes=1).description == whole.description
+    with pytest.raises(ValueError, match="started with another recipe"):
+        build(replace(recipe, vocab_size=600), tmp_path / "out", num_processes=1)
 
 
 def test_a_source_without_files_does_not_take_the_directory(recipe, tmp_path):

@@ -72,9 +72,12 @@ def _build(recipe: Recipe, out: Path, num_processes: int) -> Corpus:
 
 def _check_recipe(recipe: Recipe, work: Path) -> None:
     """Refuse a folder in which a build by another recipe began."""
-    claim = work / "recipe"
-    if claim.exists() and claim.read_bytes() != recipe.corpus_fingerprint().encode():
-        raise ValueError(f"{work.parent} was started with another recipe: choose another directory, or delete it")
+    out, wanted = work.parent, recipe.corpus_fingerprint()
+    claims = [(work / "recipe").read_text()] if (work / "recipe").exists() else []
+    if (out / CORPUS_FILE).exists():  # `work` may be deleted then
+        claims.append(Corpus(out).description["recipe"])
+    if any(claim != wanted for claim in claims):
+        raise ValueError(f"{out} was started with another recipe: choose another directory, or delete it")
 
 
 def _claim(recipe: Recipe, units: Sequence[Unit], work: Path) -> None:

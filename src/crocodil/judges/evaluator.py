@@ -151,9 +151,10 @@ class Evaluator:
         }
 
     def statistics(self, texts: Sequence[str]) -> Row:
-        """Return what needs no judge: diversity, repetition, the shares that parse and that are empty."""
+        """Return what needs no judge: length, diversity, repetition, the shares that parse and that are empty."""
         tokens = self.tokenizer.encode_all(texts)
         return {
+            "mean_tokens": fmean(map(len, tokens)),
             "entropy": token_entropy(tokens),
             "distinct_2": distinct_n(tokens, 2),
             "repetition": self_repetition(tokens),

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import subprocess
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -207,8 +208,8 @@ def as_json(value: Any) -> Any:
 
 @cache
 def commit() -> str:
-    """Return the commit of this code, or the version where it is installed without its git history."""
+    """Return the commit of this code; without its git history, CROCODIL_COMMIT or the version."""
     described = subprocess.run(
         ["git", "describe", "--always", "--dirty"], cwd=Path(__file__).parent, capture_output=True, text=True
     )
-    return described.stdout.strip() or crocodil.__version__
+    return described.stdout.strip() or os.environ.get("CROCODIL_COMMIT") or crocodil.__version__

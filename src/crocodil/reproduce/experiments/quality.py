@@ -19,9 +19,9 @@ NAMES = {
     ORACLE: "oracle registers",
 }
 HEADS = (
-    "", "calls", "MAUVE", "MAUVE, pooled", "MAUVE, published", "Gen-PPL", "Gen-PPL, published", "entropy",
-    "distinct-2", "valid Python", "NFE", "NFE, published", "NFE by FLOPs", "seconds", "temperature", "rule",
-    "other settings", "samples",
+    "", "calls", "MAUVE", "MAUVE, pooled", "MAUVE, published", "Gen-PPL", "Gen-PPL, published", "tokens",
+    "entropy", "distinct-2", "valid Python", "NFE", "NFE, published", "NFE by FLOPs", "seconds", "temperature",
+    "rule", "other settings", "samples",
 )  # fmt: skip
 MAUVE_LABEL, GEN_PPL_LABEL = "MAUVE (higher is better)", "Gen-PPL (lower is better)"
 
@@ -54,7 +54,8 @@ def _line(row: Row, name: str, length: int) -> list[str]:
     return [
         name, str(row["calls"]), with_spread(row["mauve"], row["mauve_spread"]), measure(row, "mauve_pooled"),
         as_printed(mauve), with_spread(row["gen_ppl"], row["gen_ppl_spread"]), as_printed(gen_ppl),
-        number(row["entropy"]), number(row["distinct_2"]), percent(row["parse_share"]), number(row["nfe"]),
+        number(row.get("mean_tokens")), number(row["entropy"]), number(row["distinct_2"]),
+        percent(row["parse_share"]), number(row["nfe"]),
         as_printed(nfe), number(row["flop_nfe"]), number(row["seconds"]), f"{row['temperature']}",
         rule_name(row["rule"]), other_settings(row), str(row["num_samples"]),
     ]  # fmt: skip
@@ -72,6 +73,7 @@ def _real_line(name: str, real: Row) -> list[str]:
         "MAUVE": with_spread(real["mauve"], real["mauve_spread"]),
         "MAUVE, pooled": measure(real, "mauve_pooled"),
         "Gen-PPL": with_spread(real["gen_ppl"], real["gen_ppl_spread"]),
+        "tokens": number(real.get("mean_tokens")),
         "entropy": number(real["entropy"]),
         "distinct-2": number(real["distinct_2"]),
         "valid Python": percent(real["parse_share"]),
