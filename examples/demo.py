@@ -10,7 +10,7 @@ from rich.panel import Panel
 from rich.syntax import Syntax
 
 from crocodil.cli.display import Totals, difference, fitting
-from crocodil.cli.texts import read_text
+from crocodil.cli.texts import read_texts
 from crocodil.metrics import character_error_rate
 from crocodil.pipeline import Crocodil
 
@@ -29,7 +29,8 @@ def generate(pipe: Crocodil, console: Console) -> None:
 
 
 def autoencode(pipe: Crocodil, console: Console, file: Path) -> None:
-    text = fitting(pipe, read_text(file), file)
+    (text,) = read_texts([file])
+    text = fitting(pipe, text, file)
     made = pipe.autoencode([text], calls=COPY_CALLS)
     num_registers = pipe.encoder.config.num_registers
     console.rule(f"{file.name}: encoded to {num_registers} registers, decoded in {COPY_CALLS} calls", align="left")

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from crocodil import __version__
 from crocodil.cli import app, main, options
-from crocodil.cli.texts import NewFolder
+from crocodil.cli.texts import NewFolder, check_new_registers, read_texts
 from crocodil.judges import DEFAULT_JUDGE, PACKAGED
 from crocodil.pipeline.folder import NETWORKS
 from crocodil.pipeline.settings import BUILTIN, read_settings, settings_file
@@ -71,7 +71,13 @@ def failure(capsys, monkeypatch, *arguments):
         (["generate", "--model", "nowhere"], "no model 'nowhere': a model is 'builtin', or a folder"),
         (["generate", "--prefix", "\udcff"], "'--prefix': is not UTF-8 text"),
         (["generate", "--nonsense"], "No such option: --nonsense"),
-        (["encode", "/dev/null", "--out", "x"], "/dev/null is a pipe or a device, not a file"),
+        (["encode", "/dev/null", "--out", "x.safetensors"], "/dev/null is a pipe or a device, not a file"),
+        (["encode", __file__, "--out", "x"], "x does not end in .safetensors: choose another --out"),
+        (["autoencode", "-", "-"], "- reads stdin, which has one text: give - once"),
+        (["interpolate", "-", "-"], "- reads stdin, which has one text: give - once"),
+        (["generate", "--extension", "py"], "--extension is for the files in --out-dir: give both"),
+        (["generate", "--prompt", "x", "--extension", "py"], "--prompt goes with none of --prefix, --show"),
+        (["decode", __file__, "--extension", "py"], "--extension is for the files in --out-dir: give both"),
         (["decode", "nowhere"], "nowhere does not exist or is not a file"),
         (["decode", __file__, "--out-dir", "x", "--format", "jsonl"], "--out-dir goes with --format text"),
         (["nonsense"], "No such command 'nonsense'"),
@@ -291,6 +297,23 @@ def test_a_new_folder_gets_one_file_per_text_and_is_never_overwritten(tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     with pytest.raises(ValueError, match="link is not a folder"):
         NewFolder(tmp_path / "link", "py")
+
+
+def test_a_text_to_encode_has_no_line_breaks_at_its_end(tmp_path):
+    for name, content in (("unix", b"\n a \n\nb  \n\n"), ("windows", b"c\r\nd\r\n"), ("none", b"e")):
+        (tmp_path / name).write_bytes(content)
+    read = read_texts([tmp_path / name for name in ("unix", "windows", "none")])
+    assert read == ["\n a \n\nb  ", "c\r\nd", "e"]
+
+
+def test_a_file_of_registers_is_never_overwritten(tmp_path):
+    out = tmp_path / "r.safetensors"
+    check_new_registers(out)
+    out.write_bytes(b"registers")
+    with pytest.raises(ValueError, match=r"r\.safetensors exists: registers are never overwritten"):
+        check_new_registers(out)
+    with pytest.raises(ValueError, match="create this folder first"):
+        check_new_registers(tmp_path / "missing" / "r.safetensors")
 
 
 def test_only_missing_memory_is_reported_as_such(capsys, monkeypatch):

@@ -40,8 +40,8 @@ OTHER = "    for step in range(4):\n        total += q2_beta ** step\n"
 METHODS = list(Method)
 
 
-def run(*arguments):
-    return CliRunner().invoke(cli.app, [str(argument) for argument in arguments])
+def run(*arguments, stdin=None):
+    return CliRunner().invoke(cli.app, [str(argument) for argument in arguments], input=stdin)
 
 
 @pytest.fixture(scope="session")
@@ -599,13 +599,14 @@ def test_registers_remember_the_canvas_that_they_describe(pipe, tmp_path):
     file = tmp_path / "registers.safetensors"
     run("encode", tmp_path / "long.py", "--model", tmp_path / "model", "--out", file)
     decoded = run("decode", file, "--model", tmp_path / "model", "--calls", 8, "--format", "jsonl")
-    assert json.loads(decoded.stdout)["text"] == made.texts[0]
+    kept = longer.autoencode([long.removesuffix("\n")], calls=8).texts[0]
+    assert json.loads(decoded.stdout)["text"] == kept
     assert json.loads(decoded.stdout)["file"] == str(tmp_path / "long.py")
 
 
 def test_a_long_text_can_be_encoded_piece_by_piece(folder, pipe, tmp_path):
-    text = "".join(f"total = {number}\n" for number in range(30))
-    (tmp_path / "long.py").write_text(text)
+    text = "\n".join(f"total = {number}" for number in range(30))
+    (tmp_path / "long.py").write_text(text + "\n")
     file = tmp_path / "registers.safetensors"
     run("encode", tmp_path / "long.py", "--split", "--model", folder, "--out", file)
     pieces = pipe.pieces(text)
@@ -949,13 +950,19 @@ def test_generate_writes_each_text_to_a_file_of_a_new_folder(folder, pipe, tmp_p
 def test_texts_become_registers_in_a_file_and_texts_again(folder, pipe, tmp_path):
     (tmp_path / "a.py").write_text(TEXT)
     (tmp_path / "long.py").write_text("total = 1\n" * 40)
+    text = TEXT.removesuffix("\n")
     out = tmp_path / "registers.safetensors"
     encoded = run("encode", tmp_path / "a.py", tmp_path / "long.py", "--model", folder, "--out", out)
     assert re.search(
-        r"long.py is longer than the model's 64 tokens: the last \d+ of 400 characters", encoded.stderr
+        r"long.py is longer than the model's 64 tokens: the last \d+ of 399 characters", encoded.stderr
     )
     registers = load_file(out)["registers"]
-    assert torch.allclose(registers[:1], pipe.encode([TEXT]).bank, atol=1e-5)
+    assert torch.allclose(registers[:1], pipe.encode([text]).bank, atol=1e-5)
+    again = run("encode", tmp_path / "a.py", "--model", folder, "--out", out)
+    assert "registers.safetensors exists: registers are never overwritten" in str(again.exception)
+    assert torch.equal(load_file(out)["registers"], registers)
+    too_many = run("decode", out, "--model", folder, "--registers", 9)
+    assert "has 8 registers per text: use --registers 8 or fewer" in str(too_many.exception)
     decoded = run("decode", out, "--model", folder, "--calls", 8, "--registers", 2, "--format", "jsonl")
     texts = [json.loads(line)["text"] for line in decoded.stdout.splitlines()]
     assert texts == pipe.decode(registers[:, :2], calls=8).texts
@@ -965,15 +972,30 @@ def test_interpolate_shows_the_texts_between_two_files(folder, pipe, tmp_path):
     for name, text in (("a", TEXT), ("b", OTHER)):
         (tmp_path / name).write_text(text)
     made = run("interpolate", tmp_path / "a", tmp_path / "b", "--steps", 3, "--model", folder, "--calls", 8)
-    assert made.stdout == f"\n{'-' * 40}\n".join(pipe.interpolate(TEXT, OTHER, 3, calls=8).texts) + "\n"
+    expected = pipe.interpolate(TEXT.removesuffix("\n"), OTHER.removesuffix("\n"), 3, calls=8)
+    assert made.stdout == f"{expected}\n"
+    piped = run("interpolate", "-", tmp_path / "b", "--steps", 3, "--model", folder, "--calls", 8, stdin=TEXT)
+    assert piped.stdout == made.stdout
 
 
-def test_autoencode_shows_what_differs_and_by_how_much(folder, tmp_path):
+def test_autoencode_shows_what_differs_and_by_how_much(folder, pipe, tmp_path):
     metrics = pytest.importorskip("crocodil.metrics")
     (tmp_path / "a.py").write_text(TEXT)
     made = run("autoencode", tmp_path / "a.py", "--model", folder, "--calls", 8)
-    found = Crocodil.from_pretrained(folder, device="cpu").autoencode([TEXT], calls=8).texts[0]
-    assert f"CER {metrics.character_error_rate(TEXT, found):.4f}" in made.stdout
+    text = TEXT.removesuffix("\n")  # a text of the corpus has no line break at its end
+    found = pipe.autoencode([text], calls=8).texts[0]
+    shown = f"---- CER {metrics.character_error_rate(text, found):.4f}: FILE\n{difference(text, found, coloured=False)}\n"
+    assert made.stdout == shown.replace("FILE", str(tmp_path / "a.py"))
+    piped = run("autoencode", "-", "--model", folder, "--calls", 8, stdin=TEXT)
+    assert piped.stdout == shown.replace("FILE", "stdin")
+
+
+def test_a_text_from_stdin_is_encoded_and_stored_as_such(folder, pipe, tmp_path):
+    out = tmp_path / "registers.safetensors"
+    run("encode", "-", "--model", folder, "--out", out, stdin=TEXT)
+    assert torch.allclose(load_file(out)["registers"], pipe.encode([TEXT.removesuffix("\n")]).bank, atol=1e-5)
+    row = json.loads(run("decode", out, "--model", folder, "--calls", 2, "--format", "jsonl").stdout)
+    assert row["file"] == "stdin"
 
 
 def test_a_difference_marks_what_was_lost_and_what_came_instead():
@@ -1002,7 +1024,7 @@ def test_a_file_that_is_no_text_is_one_line(tmp_path, content, message):
     file = tmp_path / "file"
     if content is not None:
         file.write_bytes(content)
-    failed = run("encode", file, "--out", tmp_path / "out")
+    failed = run("encode", file, "--out", tmp_path / "out.safetensors")
     assert isinstance(failed.exception, ValueError)
     assert str(failed.exception) == f"{file} {message}"
 

@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 
 from crocodil.checkpoints.tensors import write_tensors
 from crocodil.cli.root import Format
-from crocodil.cli.texts import NewFolder, printable
+from crocodil.cli.texts import NewFolder, printable, source_name
 from crocodil.pipeline import Base, Crocodil, Generation, Registers
 from crocodil.pipeline.completing import Answers
 from crocodil.pipeline.results import HIDDEN, SEPARATOR, OnSnapshot, Snapshot
@@ -37,7 +37,7 @@ def fitting(pipe: Crocodil, text: str, file: Path) -> str:
     kept, lost = pipe.fitting(text)
     if lost:
         typer.echo(
-            f"crocodil: {printable(file)} is longer than the model's {pipe.settings.lengths[-1]} tokens: the last "
+            f"crocodil: {source_name(file)} is longer than the model's {pipe.settings.lengths[-1]} tokens: the last "
             f"{len(lost)} of {len(text)} characters are cut, starting at {lost[:30]!r}",
             err=True,
         )
@@ -87,7 +87,7 @@ def _file_names(stored: str | None, count: int, source: Path) -> list[str]:
 
 
 def write_registers(registers: Registers, out: Path, *, files: Sequence[Path]) -> None:
-    about = {"length": str(registers.length), "files": json.dumps([printable(file) for file in files])}
+    about = {"length": str(registers.length), "files": json.dumps([source_name(file) for file in files])}
     with whole_file(out) as unfinished:
         write_tensors({"registers": registers.bank.float().cpu().contiguous()}, unfinished, about)
 

@@ -252,9 +252,12 @@ OutDir = Annotated[
     ),
 ]
 Extension = Annotated[
-    str,
+    str | None,
     typer.Option(
-        parser=file_extension, metavar="NAME", help="Extension of the files in --out-dir.", rich_help_panel=OUTPUT
+        parser=file_extension,
+        metavar="NAME",
+        help="Extension of the files in --out-dir. Default: txt.",
+        rich_help_panel=OUTPUT,
     ),
 ]
 BatchSize = Annotated[
@@ -286,7 +289,7 @@ Verbose = Annotated[
     bool,
     typer.Option("--verbose", help="Also print the cost: calls of each network, and NFE.", rich_help_panel=OUTPUT),
 ]
-Texts = Annotated[list[Path], typer.Argument(metavar="FILE", help="Text files.")]
+Texts = Annotated[list[Path], typer.Argument(metavar="FILE", help="Text files; - reads stdin.")]
 
 # ---------------------------------------------------------------- options of train base
 

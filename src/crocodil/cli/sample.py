@@ -13,7 +13,7 @@ from crocodil.checkpoints.hub import UPLOAD, upload
 from crocodil.cli import options
 from crocodil.cli.answers import checked_method, print_answers
 from crocodil.cli.root import USE, Format, app
-from crocodil.cli.texts import NewFolder, printable, read_prompt, read_text
+from crocodil.cli.texts import NewFolder, check_new_registers, printable, read_prompt, read_texts, source_name
 from crocodil.pipeline.base_settings import BaseSettings, answer_decoding, check_checkpoint, checkpoint_folder
 from crocodil.pipeline.settings import BUILTIN, Method, Settings, model_folder, read_settings, settings_file
 from crocodil.sampling.configs import Decoding, Drawing
@@ -38,7 +38,7 @@ def generate(
     knobs: dict[str, Any],
     format: options.TextFormat = Format.TEXT,
     out_dir: options.OutDir = None,
-    extension: options.Extension = "txt",
+    extension: options.Extension = None,
     batch_size: options.EarlyBatchSize = None,
     show: options.Show = False,
     timings: options.Timings = False,
@@ -58,8 +58,8 @@ def generate(
             raise ValueError("--chat is for checkpoints with a chat template, such as LLaDA: use --prompt alone")
         method = checked_method(model, method, length, knobs)
         if prompt is not None or prompt_file is not None:
-            if prefix or show or out_dir is not None:
-                raise ValueError("--prompt goes with none of --prefix, --show and --out-dir")
+            if prefix or show or out_dir is not None or extension is not None:
+                raise ValueError("--prompt goes with none of --prefix, --show, --out-dir and --extension")
             place = Place(_prompt(prompt, prompt_file, chat=False), suffix, at_column=False)
             if not (place.prefix or place.suffix):
                 raise ValueError("the prompt is empty: leave out --prompt")
@@ -72,7 +72,7 @@ def generate(
         method = method or Method.BASE
         _check_base(checkpoint, method, length, knobs, chat=chat)
         asked |= {"prompts": [_prompt(prompt, prompt_file, chat=chat)] * count, "chat": chat}
-    folder = None if out_dir is None else NewFolder(out_dir, extension)
+    folder = NewFolder.asked(out_dir, extension)
     from crocodil.cli.display import Printer, Totals, watching
     from crocodil.pipeline import Base, Crocodil, Given
 
@@ -104,8 +104,11 @@ def autoencode(
     model: options.Model = BUILTIN,
     device: options.Device = None,
 ) -> None:
-    """Encode texts into registers, decode the registers, and print what changed."""
-    texts = [read_text(file) for file in files]
+    """Encode texts into registers, decode the registers, and print what changed.
+
+    Line breaks at the end of a file are left out.
+    """
+    texts = read_texts(files)
     _settings(model)
     from rich.console import Console
 
@@ -118,7 +121,7 @@ def autoencode(
     made = pipe.autoencode(texts, num_registers=registers, cut=True, **knobs)
     console = Console(soft_wrap=True, highlight=False, markup=False)
     for file, text, decoded in zip(files, texts, made.texts, strict=True):
-        console.print(f"---- CER {character_error_rate(text, decoded):.4f}: {printable(file)}")
+        console.print(f"---- CER {character_error_rate(text, decoded):.4f}: {source_name(file)}")
         console.print(difference(text, decoded, coloured=console.is_terminal))
     Totals(made).print(verbose=verbose)
 
@@ -126,8 +129,8 @@ def autoencode(
 @app.command(rich_help_panel=USE)
 @options.with_knobs_of(Decoding)
 def interpolate(
-    first: Annotated[Path, typer.Argument(metavar="A", help="The first text file.")],
-    second: Annotated[Path, typer.Argument(metavar="B", help="The second text file.")],
+    first: Annotated[Path, typer.Argument(metavar="A", help="The first text file; - reads stdin.")],
+    second: Annotated[Path, typer.Argument(metavar="B", help="The second text file; - reads stdin.")],
     *,
     steps: options.InterpolationSteps = 5,
     knobs: dict[str, Any],
@@ -137,8 +140,11 @@ def interpolate(
     model: options.Model = BUILTIN,
     device: options.Device = None,
 ) -> None:
-    """Interpolate between the registers of two texts and decode the results."""
-    texts = [read_text(first), read_text(second)]
+    """Interpolate between the registers of two texts and decode the results.
+
+    Line breaks at the end of a file are left out.
+    """
+    texts = read_texts([first, second])
     _settings(model)
     from crocodil.cli.display import fitting, print_texts
     from crocodil.pipeline import Crocodil
@@ -152,18 +158,19 @@ def interpolate(
 @app.command(rich_help_panel=USE)
 def encode(
     files: options.Texts,
-    out: Annotated[Path, typer.Option(help="The .safetensors file to write.")],
+    out: Annotated[Path, typer.Option(help="The new .safetensors file to write.")],
     split: Annotated[
         bool, typer.Option("--split", help="Split long texts into pieces. Without this option they are cut.")
     ] = False,
     model: options.Model = BUILTIN,
     device: options.Device = None,
 ) -> None:
-    """Encode texts and write their registers to a file."""
-    from crocodil.runtime.atomic import plain_file
+    """Encode texts and write their registers to a new file.
 
-    texts = [read_text(file) for file in files]
-    plain_file(out)
+    Line breaks at the end of a file are left out.
+    """
+    check_new_registers(out)
+    texts = read_texts(files)
     _settings(model)
     from crocodil.cli.display import fitting, write_registers
     from crocodil.pipeline import Crocodil
@@ -189,7 +196,7 @@ def decode(
     knobs: dict[str, Any],
     format: options.TextFormat = Format.TEXT,
     out_dir: options.OutDir = None,
-    extension: options.Extension = "txt",
+    extension: options.Extension = None,
     timings: options.Timings = False,
     verbose: options.Verbose = False,
     model: options.Model = BUILTIN,
@@ -202,11 +209,13 @@ def decode(
         raise ValueError("--out-dir goes with --format text: rows of jsonl are pieces of texts")
     if length is not None:
         _settings(model).canvas(length)
-    folder = None if out_dir is None else NewFolder(out_dir, extension)
+    folder = NewFolder.asked(out_dir, extension)
     from crocodil.cli.display import print_texts, read_registers
     from crocodil.pipeline import Crocodil
 
     stored = read_registers(file)
+    if registers is not None and registers > (most := stored.registers.shape[1]):
+        raise ValueError(f"{printable(file)} has {most} registers per text: use --registers {most} or fewer")
     pipe = Crocodil.from_pretrained(model, device=device)
     made = pipe.decode(stored.registers[:, :registers], length=length, **knobs)
     print_texts(made, format, timings=timings, verbose=verbose, files=stored.files, folder=folder)

@@ -2,10 +2,14 @@
 
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from crocodil.runtime.atomic import whole_file
+from crocodil.runtime.atomic import plain_file, whole_file
+
+STDIN = "-"
+REGISTERS = ".safetensors"  # the extension of a file of registers
 
 
 def read_text(file: Path) -> str:
@@ -22,7 +26,14 @@ def read_text(file: Path) -> str:
 
 def read_text_or_stdin(file: Path) -> str:
     """Return the content of a text file, or of stdin for `-`."""
-    return _decoded(sys.stdin.buffer.read(), "stdin") if str(file) == "-" else read_text(file)
+    return _decoded(sys.stdin.buffer.read(), source_name(file)) if str(file) == STDIN else read_text(file)
+
+
+def read_texts(files: Sequence[Path]) -> list[str]:
+    """Return the contents of files to encode, without line breaks at the end: texts of a corpus have none there."""
+    if sum(str(file) == STDIN for file in files) > 1:
+        raise ValueError("- reads stdin, which has one text: give - once")
+    return [read_text_or_stdin(file).rstrip("\r\n") for file in files]
 
 
 def read_prompt(file: Path) -> str:
@@ -47,6 +58,20 @@ def printable(file: Path) -> str:
     return str(file).encode("utf-8", "backslashreplace").decode()
 
 
+def source_name(file: Path) -> str:
+    """Return what messages call a file that was read: its name, or stdin for `-`."""
+    return "stdin" if str(file) == STDIN else printable(file)
+
+
+def check_new_registers(out: Path) -> None:
+    """Check that a file of registers can be written here, and that nothing is overwritten."""
+    plain_file(out)
+    if out.suffix != REGISTERS:
+        raise ValueError(f"{printable(out)} does not end in {REGISTERS}: choose another --out")
+    if out.exists():
+        raise ValueError(f"{printable(out)} exists: registers are never overwritten, choose another --out")
+
+
 @dataclass(frozen=True)
 class NewFolder:
     """A new or empty folder that gets one file for each text. Nothing is ever overwritten.
@@ -56,6 +81,15 @@ class NewFolder:
 
     directory: Path
     extension: str
+
+    @classmethod
+    def asked(cls, directory: Path | None, extension: str | None) -> "NewFolder | None":
+        """Return the folder that the options of a command ask for, or None."""
+        if directory is not None:
+            return cls(directory, extension or "txt")
+        if extension is not None:
+            raise ValueError("--extension is for the files in --out-dir: give both")
+        return None
 
     def __post_init__(self) -> None:
         name = printable(self.directory)
