@@ -56,8 +56,19 @@ def failure(capsys, monkeypatch, *arguments):
         (["generate", "--threshold", "2"], "'--threshold': should be less than or equal to 1"),
         (["generate", "--count", "0"], "'--count': should be greater than or equal to 1"),
         (["generate", "--block-size", "0"], "'--block-size': should be greater than or equal to 1"),
-        (["generate", "--block-size", "24"], "block_size 24 does not divide length 256: take 16 or 32"),
-        (["generate", "--calls", "257"], "257 calls for 256 tokens"),
+        (["generate", "--block-size", "24"], "block_size 24 does not divide length 256: use 16 or 32"),
+        (
+            ["generate", "--length", "48", "--block-size", "7"],
+            "block_size 7 does not divide length 48: use 6 or 8",
+        ),
+        (
+            ["generate", "--length", "32", "--calls", "64"],
+            "64 calls exceed the 32 tokens of the canvas: use 32 or fewer",
+        ),
+        (["generate", "a prompt"], "unexpected extra argument (a prompt): use --prompt TEXT or --prefix TEXT"),
+        (["generate", "--method", "CONTHENDISC", "--calls", "999"], "999 calls exceed the 256 tokens"),
+        (["evaluate", "--method", "ConThenDisc", "--data", "nowhere"], "nowhere"),
+        (["interpolate", __file__, __file__, "--steps", "1"], "needs at least 2 steps: both ends count"),
         (["generate", "--length", "9999"], f"fills canvases of 2 to {BUILT_IN.lengths[-1]} tokens, not 9999"),
         (["generate", "--device", "gpu"], "no device 'gpu': choose cpu, cuda or cuda:N"),
         (["generate", "--device", "mps"], "no device 'mps': choose cpu, cuda or cuda:N"),
@@ -117,6 +128,8 @@ WITHOUT_TORCH = [
     ["generate", "--calls", "7", "--block-size", "64"],
     ["generate", "--model", "nowhere"],
     ["autoencode", "nowhere.py"],
+    ["generate", "a prompt"],
+    ["interpolate", "a", "b", "--steps", "1"],
     ["verify"],
     ["train", "guided", "--preset", "nosuch"],
     ["train", "guided", "--data", "nowhere", "--out", "out"],
@@ -340,6 +353,19 @@ def test_an_empty_prompt_is_refused_before_a_model_is_loaded(capsys, monkeypatch
         1,
         "crocodil: the prompt is empty: leave out --prompt\n",
     )
+
+
+def test_the_help_says_how_many_calls_are_made_and_on_which_lengths_the_built_in_model_was_trained():
+    commands = typer.main.get_command(app).commands
+
+    def help_of(verb, name):
+        return next(one.help for one in commands[verb].params if one.name == name)
+
+    for verb in ("generate", "autoencode", "interpolate", "decode", "complete"):
+        assert help_of(verb, "calls").startswith("Most forward passes per text. Default: one per 16 tokens")
+    assert BUILT_IN.lengths == (256, 512)
+    for verb in ("generate", "decode", "complete"):
+        assert help_of(verb, "length").endswith("The built-in model was trained on 256 and 512.")
 
 
 def test_a_paragraph_of_help_has_no_line_breaks_of_the_source():

@@ -10,6 +10,7 @@ import sys
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
+import forked
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -170,8 +171,9 @@ def test_what_would_be_left_out_without_a_word_is_refused(pipe):
         ValueError, match="refresh_at is for method conwithindisc: conthendisc draws registers once"
     ):
         pipe.generate(1, calls=2, method="conthendisc", refresh_at=(0.5,))
-    with pytest.raises(ValueError, match="-1 registers are asked for: use 1 or more"):
-        pipe.autoencode([TEXT], num_registers=-1)
+    for count in (-1, 0):
+        with pytest.raises(ValueError, match=f"{count} registers are asked for: use 1 or more"):
+            pipe.autoencode([TEXT], num_registers=count)
 
 
 def test_to_heal_given_text_takes_one_call_more(pipe):
@@ -435,6 +437,8 @@ def test_every_knob_is_an_argument_and_stands_in_the_model_file(pipe, tmp_path):
     assert (decoding, drawing) == (pipe.settings.decoding, pipe.settings.drawing)
     with pytest.raises(ValueError, match="no sampling option 'heat': take one of autoguidance, block_size"):
         pipe.generate(1, heat=2)
+    with pytest.raises(ValueError, match=r"option 'prefix': .*; prefix and suffix go into given=Given\(prefix="):
+        pipe.generate(1, prefix="x")
     with pytest.raises(ValueError, match="no decoding option 'pag_scale'"):
         pipe.autoencode([TEXT], pag_scale=2.0)
 
@@ -477,7 +481,7 @@ def test_the_first_of_the_drawn_registers_may_guide_alone(pipe):
 def test_the_base_is_a_network_of_its_own_or_else_the_result_says_what_it_is(pipe):
     assert pipe.generate(1, method="base", calls=4).note == ""
     without = replace(pipe, base=None).generate(1, method="base", calls=4)
-    assert without.note == "no base of its own: the demasker without registers"
+    assert without.note == "this model has no base: used its demasker without registers"
     assert without.registers is None
 
 
@@ -534,7 +538,7 @@ def test_an_interpolation_begins_and_ends_with_the_two_texts_as_they_decode(pipe
     ends = pipe.autoencode([TEXT, OTHER], calls=8).texts
     assert len(made.texts) == 3
     assert [made.texts[0], made.texts[2]] == ends
-    with pytest.raises(ValueError, match="at least its two ends, not 1 steps"):
+    with pytest.raises(ValueError, match="an interpolation needs at least 2 steps: both ends count"):
         pipe.interpolate(TEXT, OTHER, 1)
 
 
@@ -567,11 +571,11 @@ def test_a_text_is_not_cut_inside_a_character(pipe):
         ({"count": 0}, "at least one text is generated, not 0"),
         ({"method": "magic"}, "no method 'magic': take one of base, conthendisc, conwithindisc"),
         ({"length": 65}, "canvases of 2 to 64 tokens, not 65"),
-        ({"calls": 65}, "65 calls for 64 tokens: more than one call a token is waste, take at most 64"),
-        ({"block_size": 24}, "block_size 24 does not divide length 64: take 16 or 32"),
+        ({"calls": 65}, "65 calls exceed the 64 tokens of the canvas: use 64 or fewer"),
+        ({"block_size": 24}, "block_size 24 does not divide length 64: use 16 or 32"),
         (
             {"calls": 6, "block_size": 16},
-            "6 calls do not split over 4 blocks: take a multiple of 4",
+            "6 calls do not split over 4 blocks: use a multiple of 4",
         ),
         ({"given": Given(prefix="xyz1 " * 20)}, r"the given text takes \d+ of 64 tokens and leaves none to fill"),
         ({"batch_size": -1}, "batch_size is -1: at least one text is in a batch"),
@@ -614,6 +618,7 @@ def test_a_long_text_can_be_encoded_piece_by_piece(folder, pipe, tmp_path):
     decoded = run("decode", file, "--model", folder, "--calls", 8)
     whole = "".join(pipe.decode(pipe.encode(pieces), calls=8).texts)
     assert decoded.stdout == whole + "\n"
+    assert decoded.stderr.startswith(f"1 text from {len(pieces)} pieces in ")
     out = tmp_path / "texts"
     written = run("decode", file, "--model", folder, "--calls", 8, "--out-dir", out, "--extension", "py")
     assert written.stdout == f"{out / '0000.py'}\n"
@@ -655,6 +660,61 @@ def test_one_string_is_no_list_of_texts(pipe):
 def test_a_generation_prints_as_its_texts(pipe):
     made = pipe.generate(2, calls=4)
     assert str(made) == f"{made.texts[0]}\n{'-' * 40}\n{made.texts[1]}"
+
+
+def test_a_generation_is_a_sequence_of_its_texts(pipe):
+    made = pipe.generate(2, calls=4)
+    assert len(made) == 2
+    assert list(made) == made.texts == made[:]
+    assert made[-1] == made.texts[1]
+
+
+def test_a_model_is_shown_in_one_line(pipe):
+    several = replace(pipe, settings=replace(pipe.settings, lengths=(32, 64), method=Method.BASE))
+    millions = sum(map(num_parameters, pipe.networks.values())) / 1e6
+    shown = f"Crocodil({millions:.1f} M parameters, canvases of 32 or 64 tokens, method base, on cpu)"
+    assert repr(several) == shown
+
+
+def refused(folder, out):
+    """Write the message of every mistake in the types of arguments; without shape checks, which come first."""
+    pipe = Crocodil.from_pretrained(folder, device="cpu")
+    bank = pipe.encode([TEXT]).bank
+    messages = []
+    for mistake in (
+        lambda: pipe.generate("def f"),
+        lambda: pipe.stream("def f"),
+        lambda: pipe.generate(1, given="def f"),
+        lambda: pipe.generate(1, given=["def f"]),
+        lambda: pipe.generate(1, length=32.0),
+        lambda: pipe.decode(bank.numpy()),
+        lambda: pipe.decode(bank[0]),
+        lambda: pipe.decode(bank[0, 0]),
+        lambda: pipe.interpolate(["a"], ["b"]),
+    ):
+        try:
+            mistake()
+        except ValueError as error:
+            messages.append(str(error))
+    out.write_text(json.dumps(messages))
+
+
+def test_an_argument_of_a_wrong_type_is_one_line_that_says_what_to_do(folder, tmp_path):
+    finished = forked.run(refused, folder, tmp_path / "messages.json", out=tmp_path / "printed")
+    assert finished.returncode == 0, finished.stderr
+    prompt = "count is 'def f': for a prompt use complete(...) or given=Given(prefix=...)"
+    shape = "registers have shape texts x registers x width, not"
+    assert json.loads((tmp_path / "messages.json").read_text()) == [
+        prompt,
+        prompt,
+        "given is a string: use Given(prefix=...)",
+        "given has a string: use Given(prefix=...)",
+        "length must be an integer, not 32.0",
+        "registers should be a torch tensor or Registers, not ndarray",
+        f"{shape} (8, 32): for one text use registers[0:1]",
+        f"{shape} (32,)",
+        "interpolate takes two strings",
+    ]
 
 
 def test_the_example_of_the_docs_runs(folder):
@@ -984,7 +1044,8 @@ def test_autoencode_shows_what_differs_and_by_how_much(folder, pipe, tmp_path):
     made = run("autoencode", tmp_path / "a.py", "--model", folder, "--calls", 8)
     text = TEXT.removesuffix("\n")  # a text of the corpus has no line break at its end
     found = pipe.autoencode([text], calls=8).texts[0]
-    shown = f"---- CER {metrics.character_error_rate(text, found):.4f}: FILE\n{difference(text, found, coloured=False)}\n"
+    changes = difference(text, found, coloured=False)
+    shown = f"---- CER {metrics.character_error_rate(text, found):.4f}: FILE\n{changes}\n"
     assert made.stdout == shown.replace("FILE", str(tmp_path / "a.py"))
     piped = run("autoencode", "-", "--model", folder, "--calls", 8, stdin=TEXT)
     assert piped.stdout == shown.replace("FILE", "stdin")
@@ -1114,6 +1175,33 @@ def test_more_steps_than_a_prior_was_distilled_for_are_made_and_noted(pipe):
     ):
         assert model.generate(1, calls=2, prior_steps=3).note == noted
         assert model.generate(1, calls=2).note == ""
+
+
+def test_more_steps_than_a_prior_was_distilled_for_are_noted_once_and_before_sampling(pipe, tmp_path, monkeypatch):
+    drawing = replace(pipe.settings.drawing, prior_steps=2, refresh_steps=2, eta=0.0, pag_scale=0.0)
+    settings = replace(pipe.settings, drawing=drawing, distilled_steps=2)
+    student = fresh_noise_copy_of(pipe.conditional, torch.Generator().manual_seed(0))
+    replace(pipe, prior=None, conditional=student, settings=settings).save_pretrained(tmp_path / "model")
+    asked = ["generate", "--model", tmp_path / "model", "--calls", 2]
+    note = "this prior was distilled for 2 steps"
+    assert note not in run(*asked).stderr
+    made = run(*asked, "--prior-steps", 3).stderr
+    assert made.startswith(f"crocodil: {note}")
+    assert made.count(note) == 1
+
+    def fail(self, **options):
+        raise ValueError("sampling has begun")
+
+    monkeypatch.setattr(Crocodil, "stream_batches", fail)
+    assert run(*asked, "--prior-steps", 3).stderr.startswith(f"crocodil: {note}")
+
+
+def test_a_method_may_be_written_as_in_the_paper(pipe):
+    for name in ("ConThenDisc", "CONTHENDISC"):
+        assert Method(name) is Method.CON_THEN_DISC
+    assert pipe.generate(1, method="Base", calls=2).texts == pipe.generate(1, method="base", calls=2).texts
+    for method in ("Base", "base"):
+        assert pipe.complete("x = ", count=1, calls=2, method=method)[0].cost.denoiser_calls == 0
 
 
 def test_the_example_trains_a_distilled_prior_as_an_ordinary_one(pipe):

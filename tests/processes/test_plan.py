@@ -15,8 +15,8 @@ def test_a_plan_opens_blocks_left_to_right_and_spends_all_its_calls():
     ("length", "block_size", "num_calls", "message"),
     [
         (256, 48, 16, "block_size 48 does not divide length 256"),
-        (256, 32, 12, "12 calls do not split over 8 blocks: take a multiple of 8"),
-        (256, 32, 512, "take at most 256"),
+        (256, 32, 12, "12 calls do not split over 8 blocks: use a multiple of 8"),
+        (256, 32, 512, "512 calls exceed the 256 tokens of the canvas: use 256 or fewer"),
         (256, 256, 0, "num_calls should be greater than or equal to 1, not 0"),
         (0, 32, 8, "length should be greater than or equal to 1, not 0"),
     ],

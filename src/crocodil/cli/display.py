@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import groupby
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import typer
@@ -22,7 +22,9 @@ from crocodil.cli.root import Format
 from crocodil.cli.texts import NewFolder, printable, source_name
 from crocodil.pipeline import Base, Crocodil, Generation, Registers
 from crocodil.pipeline.completing import Answers
+from crocodil.pipeline.generating import generation_job
 from crocodil.pipeline.results import HIDDEN, SEPARATOR, OnSnapshot, Snapshot
+from crocodil.pipeline.settings import Method
 from crocodil.runtime.atomic import whole_file
 from crocodil.runtime.config import Length, parse_as, read_as
 from crocodil.sampling.cost import NO_COST, Cost
@@ -37,11 +39,19 @@ def fitting(pipe: Crocodil, text: str, file: Path) -> str:
     kept, lost = pipe.fitting(text)
     if lost:
         typer.echo(
-            f"crocodil: {source_name(file)} is longer than the model's {pipe.settings.lengths[-1]} tokens: the last "
-            f"{len(lost)} of {len(text)} characters are cut, starting at {lost[:30]!r}",
+            f"crocodil: {source_name(file)} is longer than the model's {pipe.settings.lengths[-1]} tokens: the "
+            f"last {len(lost)} of {len(text)} characters are cut, starting at {lost[:30]!r}",
             err=True,
         )
     return kept
+
+
+def tell_note(pipe: Crocodil, asked: Mapping[str, Any]) -> str:
+    """Print the note on a generation before it begins, and return it. The note on the base follows its result."""
+    note = "" if asked["method"] is Method.BASE else generation_job(pipe, **asked).note
+    if note:
+        typer.echo(f"crocodil: {note}", err=True)
+    return note
 
 
 def warn_of_cut(place: Place, answers: Answers) -> None:
@@ -139,13 +149,16 @@ def print_texts(
         printer, seconds = Printer(format, timings=timings, about={}), made.seconds / len(made.texts)
         for number, (text, cost) in enumerate(zip(made.texts, made.costs, strict=True)):
             printer.add(text, cost, seconds, **({"file": files[number]} if files else {}))
-    Totals(made).print(verbose=verbose)
+    num_joined = len(made) if format is Format.JSONL else len(texts)
+    Totals(made, num_joined=num_joined).print(verbose=verbose)
 
 
 class Totals:
     """The number of texts, their time and their cost, summed over batches."""
 
-    def __init__(self, *batches: Generation) -> None:
+    def __init__(self, *batches: Generation, num_joined: int | None = None, told: str = "") -> None:
+        """`num_joined` texts were joined from pieces. The note `told` is not printed again."""
+        self.num_joined, self.told = num_joined, told
         self.count, self.seconds, self.note = 0, 0.0, ""
         self.cost, self.nfe, self.flop_nfe = NO_COST, 0.0, 0.0
         for batch in batches:
@@ -158,7 +171,7 @@ class Totals:
         self.cost = sum(batch.costs, self.cost)
         self.nfe += count * batch.nfe
         self.flop_nfe += count * batch.flop_nfe
-        self.note = batch.note
+        self.note = "" if batch.note == self.told else batch.note
 
     def print(self, *, verbose: bool) -> None:
         typer.echo(self.seconds_line(), err=True)
@@ -166,10 +179,11 @@ class Totals:
             typer.echo(self.cost_line(), err=True)
 
     def seconds_line(self) -> str:
-        plural = self.count > 1
-        each = f", {self.seconds / self.count:.1f} s each" if plural else ""
+        num_texts = self.num_joined or self.count
+        pieces = f" from {self.count} pieces" if num_texts != self.count else ""
+        each = f", {self.seconds / num_texts:.1f} s each" if num_texts > 1 else ""
         note = f" ({self.note})" if self.note else ""
-        return f"{self.count} text{'s' if plural else ''} in {self.seconds:.1f} s{each}{note}"
+        return f"{num_texts} text{'s' if num_texts > 1 else ''}{pieces} in {self.seconds:.1f} s{each}{note}"
 
     def cost_line(self) -> str:
         """Return the mean cost of a text: calls of each network, and NFE in both units."""

@@ -189,25 +189,38 @@ _METHODS = (
 )
 AnyMethod = Annotated[
     Method | None,
-    typer.Option("--method", help=f"{_METHODS} Default: that of the model.", rich_help_panel=TEXT),
+    typer.Option(
+        "--method",
+        case_sensitive=False,
+        help=f"{_METHODS} Default: that of the model.",
+        rich_help_panel=TEXT,
+    ),
 ]
 MethodOrBase = Annotated[
     Method | None,
     typer.Option(
         "--method",
+        case_sensitive=False,
         help=f"{_METHODS} Default: that of the model, or base for a checkpoint such as LLaDA.",
         rich_help_panel=TEXT,
     ),
 ]
 Count = Annotated[int, number(config.Count, "Number of texts.", panel=TEXT)]
+_BUILTIN_LENGTHS = "The built-in model was trained on 256 and 512."
 Length = Annotated[
-    int | None, number(config.Length, "Tokens of the whole canvas. Default: that of the model.", panel=TEXT)
+    int | None,
+    number(
+        config.Length,
+        f"Tokens of the whole canvas. Default: that of the model. {_BUILTIN_LENGTHS}",
+        panel=TEXT,
+    ),
 ]
 CanvasOrAnswer = Annotated[
     int | None,
     number(
         config.Length,
-        "Number of tokens: of the whole canvas or, for LLaDA, of the answer. Default: that of the model.",
+        "Number of tokens: of the whole canvas or, for LLaDA, of the answer. Default: that of the model. "
+        f"{_BUILTIN_LENGTHS}",
         "--length",
         panel=TEXT,
     ),

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from crocodil.checkpoints.hub import UPLOAD, upload
 from crocodil.cli import options
@@ -15,14 +16,32 @@ from crocodil.cli.answers import checked_method, print_answers
 from crocodil.cli.root import USE, Format, app
 from crocodil.cli.texts import NewFolder, check_new_registers, printable, read_prompt, read_texts, source_name
 from crocodil.pipeline.base_settings import BaseSettings, answer_decoding, check_checkpoint, checkpoint_folder
-from crocodil.pipeline.settings import BUILTIN, Method, Settings, model_folder, read_settings, settings_file
+from crocodil.pipeline.settings import (
+    BUILTIN,
+    Method,
+    Settings,
+    check_interpolation_steps,
+    model_folder,
+    read_settings,
+    settings_file,
+)
 from crocodil.sampling.configs import Decoding, Drawing
 from crocodil.text.positions import Place
 
 CPU_BATCH = 4  # texts: the first ones are printed early, for a tenth more time than in batches of 16
 
 
-@app.command(rich_help_panel=USE)
+class _Generate(TyperCommand):
+    """Takes no arguments; text that is given without an option is probably a prompt."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        ctx.allow_extra_args = True
+        if extra := super().parse_args(ctx, args):
+            ctx.fail(f"Got unexpected extra argument ({extra[0]}): use --prompt TEXT or --prefix TEXT")
+        return extra
+
+
+@app.command(rich_help_panel=USE, cls=_Generate)
 @options.with_knobs_of(Decoding, Drawing)
 def generate(
     *,
@@ -73,18 +92,20 @@ def generate(
         _check_base(checkpoint, method, length, knobs, chat=chat)
         asked |= {"prompts": [_prompt(prompt, prompt_file, chat=chat)] * count, "chat": chat}
     folder = NewFolder.asked(out_dir, extension)
-    from crocodil.cli.display import Printer, Totals, watching
+    from crocodil.cli.display import Printer, Totals, tell_note, watching
     from crocodil.pipeline import Base, Crocodil, Given
 
     pipe: Base | Crocodil
+    told = ""
     if checkpoint is None:
         pipe = Crocodil.from_pretrained(model, device=device)
         asked |= {"count": count, "method": method, "given": Given(prefix=prefix, suffix=suffix)}
+        told = tell_note(pipe, asked)
     else:
         pipe = Base.from_pretrained(model, device=device)
     batch_size = batch_size or (CPU_BATCH if pipe.device.type == "cpu" else None)
     printer = Printer(format, timings=timings, about={"method": str(method), "seed": seed}, folder=folder)
-    totals = Totals()
+    totals = Totals(told=told)
     with watching(pipe, show) as on_call:
         for batch in pipe.stream_batches(**asked, batch_size=batch_size, on_call=on_call):
             for text, cost in zip(batch.texts, batch.costs, strict=True):
@@ -144,6 +165,7 @@ def interpolate(
 
     Line breaks at the end of a file are left out.
     """
+    check_interpolation_steps(steps)
     texts = read_texts([first, second])
     _settings(model)
     from crocodil.cli.display import fitting, print_texts

@@ -30,7 +30,7 @@ def read_text_or_stdin(file: Path) -> str:
 
 
 def read_texts(files: Sequence[Path]) -> list[str]:
-    """Return the contents of files to encode, without line breaks at the end: texts of a corpus have none there."""
+    """Return the contents of files to encode, without line breaks at the end: training texts have none there."""
     if sum(str(file) == STDIN for file in files) > 1:
         raise ValueError("- reads stdin, which has one text: give - once")
     return [read_text_or_stdin(file).rstrip("\r\n") for file in files]

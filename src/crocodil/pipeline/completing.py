@@ -113,7 +113,8 @@ def complete_all(
         raise ValueError("the prompt is empty: use generate without one")
     texts = [place.prefix + place.suffix for place in places]
     length = pipe.settings.canvas(length) if length is not None else pipe.canvas_length(texts)
-    strengths, is_base = Strengths(condition_scale, prompt_scale), options.get("method") == Method.BASE
+    strengths = Strengths(condition_scale, prompt_scale)
+    is_base = (method := options.get("method")) is not None and Method(method) is Method.BASE
     givens = [Given(prefix=place.prefix, suffix=place.suffix, at_column=place.at_column) for place in places]
     if (answering := prompted_model(pipe)) is not None and not is_base:
         made = _prompted(pipe, answering, givens, strengths, count, tokens, length, seed, options)

@@ -18,7 +18,7 @@ from crocodil.pipeline.completing import Answers, complete
 from crocodil.pipeline.generating import check_count, generate, generation_job
 from crocodil.pipeline.networks import Networks
 from crocodil.pipeline.results import Generation, OnSnapshot, Registers
-from crocodil.pipeline.settings import Method
+from crocodil.pipeline.settings import Method, check_interpolation_steps
 from crocodil.processes.gaussian import OnStep
 from crocodil.processes.registers import interpolate
 from crocodil.runtime.progress import progress
@@ -34,7 +34,7 @@ from crocodil.text.encode import encode_checked
 GREEDY = Decoding()
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Crocodil(Networks):
     """A trained model. The base class `Networks` holds its networks, and loads and saves them.
 
@@ -101,13 +101,16 @@ class Crocodil(Networks):
     def _checked_registers(self, registers: Registers | RegisterBank, length: int | None) -> Registers:
         """Return registers that this model can decode, with the length of their canvas."""
         bank = registers.bank if isinstance(registers, Registers) else registers
+        if not isinstance(bank, torch.Tensor):
+            raise ValueError(f"registers should be a torch tensor or Registers, not {type(bank).__name__}")
         if length is None and isinstance(registers, Registers):
             length = registers.length
         if length is None and len(self.settings.lengths) > 1:
             lengths = " or ".join(map(str, self.settings.lengths))
             raise ValueError(f"a bare tensor of registers has no canvas length: pass length={lengths}")
         if bank.ndim != 3:
-            raise ValueError(f"registers have shape texts x registers x width, not {tuple(bank.shape)}")
+            hint = ": for one text use registers[0:1]" if bank.ndim == 2 else ""
+            raise ValueError(f"registers have shape texts x registers x width, not {tuple(bank.shape)}{hint}")
         _, count, width = bank.shape
         expected = self.demasker.config
         if width != expected.register_width:
@@ -158,8 +161,9 @@ class Crocodil(Networks):
         self, a: str, b: str, steps: int = 5, *, cut: bool = False, decoding: Decoding = GREEDY, **knobs: Any
     ) -> Generation:
         """App. D: decode `steps` evenly spaced interpolations between the registers of two texts."""
-        if steps < 2:
-            raise ValueError(f"an interpolation has at least its two ends, not {steps} steps")
+        if not (isinstance(a, str) and isinstance(b, str)):
+            raise ValueError("interpolate takes two strings")
+        check_interpolation_steps(steps)
         ends = self.encode([a, b], cut=cut)
         first, second = ends.bank.split(1)
         mixed = [interpolate(first, second, mix_weight=step / (steps - 1)) for step in range(steps)]

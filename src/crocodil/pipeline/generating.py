@@ -48,15 +48,12 @@ def generation_job(
     **knobs: Any,
 ) -> Job:
     """Return the job of `Crocodil.generate`; the options are explained there."""
+    _check_request(count, given)
     method = model.settings.method_or_own(method)
     decoding, drawing = model.settings.sampling(method, decoding, drawing, knobs)
-    if count < 1:
-        raise ValueError(f"at least one text is generated, not {count}")
-    if not isinstance(given, Given) and len(given) != count:
-        raise ValueError(f"given has {len(given)} entries for {count} texts: give one for each, or one for all")
     canvas = model.canvas(model.settings.canvas(length), given)
     if method is Method.BASE:
-        note = "no base of its own: the demasker without registers" if model.base is None else ""
+        note = "this model has no base: used its demasker without registers" if model.base is None else ""
         return seed_job(base_sampler(model, decoding), canvas, seed, count, decoding, note=note)
     has_given_text = bool(given) if isinstance(given, Given) else any(map(bool, given))
     model.priors.check(drawing, has_given_text=has_given_text)
@@ -85,9 +82,23 @@ def generate(
     )
 
 
+def _check_request(count: int, given: Given | Sequence[Given]) -> None:
+    """Check how many texts are asked for, and that each has its given text."""
+    if isinstance(count, str):
+        raise ValueError(f"count is {count!r}: for a prompt use complete(...) or given=Given(prefix=...)")
+    if count < 1:
+        raise ValueError(f"at least one text is generated, not {count}")
+    if isinstance(given, Given):
+        return
+    if isinstance(given, str) or any(isinstance(entry, str) for entry in given):
+        raise ValueError(f"given {'is' if isinstance(given, str) else 'has'} a string: use Given(prefix=...)")
+    if len(given) != count:
+        raise ValueError(f"given has {len(given)} entries for {count} texts: give one for each, or one for all")
+
+
 def check_count(num_registers: int | None, available: int, verb: str) -> None:
-    """Refuse more registers than there are, and fewer than none."""
-    if num_registers is not None and num_registers < 0:
+    """Refuse more registers than there are, and none."""
+    if num_registers is not None and num_registers < 1:
         raise ValueError(f"{num_registers} registers are asked for: use 1 or more")
     if num_registers is not None and num_registers > available:
         raise ValueError(f"{num_registers} registers are asked for, and this model {verb} {available}: use fewer")

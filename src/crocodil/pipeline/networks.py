@@ -44,6 +44,7 @@ from crocodil.pipeline.running import Runner
 from crocodil.pipeline.settings import BUILTIN, Settings
 from crocodil.runtime.devices import checked_device, default_device, default_dtype
 from crocodil.sampling.call import Engine
+from crocodil.sampling.cost import num_parameters
 from crocodil.sampling.guidance import Guided
 from crocodil.sampling.state import Canvas
 from crocodil.text.retokenizer import Retokenizer
@@ -52,7 +53,7 @@ from crocodil.text.tokenizer import Tokenizer
 Model = TypeVar("Model", bound="Networks")  # the shape checks of the tests cannot read `Self`
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Networks:
     """The networks of one model. A network that is None is missing; most have a substitute."""
 
@@ -85,6 +86,14 @@ class Networks:
         check_causal_head(self.demasker, self.causal_head)
         if self.weak_prior is not None:
             check_weak_prior(self.weak_prior, (self.prior, self.conditional))
+
+    def __repr__(self) -> str:
+        millions = sum(map(num_parameters, self.networks.values())) / 1e6
+        lengths = " or ".join(map(str, self.settings.lengths))
+        return (
+            f"{type(self).__name__}({millions:.1f} M parameters, canvases of {lengths} tokens, "
+            f"method {self.settings.method}, on {self.device})"
+        )
 
     # ------------------------------------------------------------ files
 

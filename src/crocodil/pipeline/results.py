@@ -1,9 +1,9 @@
 """Result types of the pipeline: registers, texts with their costs, and snapshots during decoding."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, overload
 
 import torch
 
@@ -41,7 +41,7 @@ class Registers:
 
 @dataclass(frozen=True, kw_only=True)
 class Generation:
-    """Texts and their cost. It prints as its texts."""
+    """Texts and their cost. It prints as its texts, and is a sequence of them: `for text in made`, `made[0]`."""
 
     texts: list[str]
     tokens: TokenIds
@@ -52,6 +52,21 @@ class Generation:
     flop_nfe: float  # per sample, in calls of the base over the text alone
     seconds: float
     note: str = ""  # something to tell the user, such as that the model has no base
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.texts)
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        return self.texts[index]
 
     def __str__(self) -> str:
         return f"\n{SEPARATOR}\n".join(self.texts)

@@ -25,6 +25,8 @@ class Method(StrEnum):
 
     @classmethod
     def _missing_(cls, value: object) -> "Method":
+        if isinstance(value, str) and value.lower() in list(cls):  # as the paper writes it: ConThenDisc
+            return cls(value.lower())
         raise ValueError(f"no method {value!r}: take one of {', '.join(cls)}")
 
 
@@ -45,6 +47,8 @@ class Settings:
     def canvas(self, length: int | None) -> int:
         """Return the length of a canvas: the one asked for, if the model can fill it, or the default."""
         length = self.length if length is None else length
+        if not isinstance(length, int):
+            raise ValueError(f"length must be an integer, not {length!r}")
         if not 2 <= length <= self.lengths[-1]:
             raise ValueError(f"this model fills canvases of 2 to {self.lengths[-1]} tokens, not {length}")
         return length
@@ -67,6 +71,11 @@ class Settings:
             raise ValueError(f"refresh_at is for method {Method.CON_WITHIN_DISC}: {method} draws registers once")
         decoding, drawing = with_knobs(decoding or self.decoding_for(method), drawing or self.drawing, knobs)
         return decoding, replace(drawing, refresh_at=()) if method is Method.CON_THEN_DISC else drawing
+
+
+def check_interpolation_steps(steps: int) -> None:
+    if steps < 2:
+        raise ValueError("an interpolation needs at least 2 steps: both ends count")
 
 
 def to_json(settings: Settings) -> dict[str, Any]:

@@ -50,18 +50,17 @@ class DecodePlan:
     def __post_init__(self) -> None:
         if self.length % self.block_size:
             raise ValueError(
-                f"block_size {self.block_size} does not divide length {self.length}: take "
+                f"block_size {self.block_size} does not divide length {self.length}: use "
                 + " or ".join(str(size) for size in _divisors_around(self.block_size, self.length))
             )
         if self.num_calls % self.num_blocks:
             raise ValueError(
                 f"{self.num_calls} calls do not split over {self.num_blocks} blocks: "
-                f"take a multiple of {self.num_blocks}"
+                f"use a multiple of {self.num_blocks}"
             )
         if self.calls_per_block > self.block_size:
             raise ValueError(
-                f"{self.num_calls} calls for {self.length} tokens: more than one call a token is waste, "
-                f"take at most {self.length}"
+                f"{self.num_calls} calls exceed the {self.length} tokens of the canvas: use {self.length} or fewer"
             )
 
     @classmethod

@@ -54,7 +54,7 @@ class Decoding:
     """How tokens are chosen: in how many calls, in which order, and how randomly."""
 
     calls: Length | None = knob(
-        None, "Forward passes of the demasker per text. Default: one per 16 tokens (LLaDA: one per token)."
+        None, "Most forward passes per text. Default: one per 16 tokens (LLaDA: one per token)."
     )
     block_size: Length | None = knob(
         None, "Fill blocks of this many tokens from left to right. Default: one block (LLaDA: 32)."
@@ -167,8 +167,8 @@ def with_knobs(decoding: Decoding, drawing: Drawing, knobs: dict[str, Any]) -> t
     """Return both configs with single fields changed: `{"temperature": 0.5, "prior_steps": 16}`."""
     names = [{entry.name for entry in fields(part)} for part in (decoding, drawing)]
     if unknown := sorted(set(knobs) - names[0] - names[1]):
-        raise ValueError(
-            f"no sampling option {unknown[0]!r}: take one of {', '.join(sorted(names[0] | names[1]))}"
-        )
-    changes = [{name: value for name, value in knobs.items() if name in known} for known in names]
+        hint = "; prefix and suffix go into given=Given(prefix=...)" if {"prefix", "suffix"} & set(unknown) else ""
+        known = ", ".join(sorted(names[0] | names[1]))
+        raise ValueError(f"no sampling option {unknown[0]!r}: take one of {known}{hint}")
+    changes = [{name: value for name, value in knobs.items() if name in part} for part in names]
     return replace(decoding, **changes[0]), replace(drawing, **changes[1])
