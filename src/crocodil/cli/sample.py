@@ -37,7 +37,7 @@ class _Generate(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         ctx.allow_extra_args = True
         if extra := super().parse_args(ctx, args):
-            ctx.fail(f"Got unexpected extra argument ({extra[0]}): use --prompt TEXT or --prefix TEXT")
+            ctx.fail(f"Got unexpected extra argument ({' '.join(extra)}): use --prompt TEXT or --prefix TEXT")
         return extra
 
 
