@@ -5,15 +5,24 @@ import pytest
 import tiny
 import torch
 from tiny import EOS, NUM_REGISTERS
-from transformers import Qwen3Model
+from transformers import Qwen3Config, Qwen3Model
 
 from crocodil.models.register_encoder import Rotary
 from crocodil.processes.registers import normalise
 
 
+def qwen3_config(config):
+    return Qwen3Config(
+        vocab_size=config.vocab_size, hidden_size=config.width, num_hidden_layers=config.num_layers,
+        num_attention_heads=config.num_heads, num_key_value_heads=config.num_kv_heads, head_dim=config.head_width,
+        intermediate_size=config.mlp_width, rms_norm_eps=config.norm_eps,
+        rope_parameters={"rope_type": "default", "rope_theta": config.rope_theta}, attn_implementation="sdpa",
+    )  # fmt: skip
+
+
 def summary_of_transformers(encoder, tokens):
     """The last hidden state of transformers' own Qwen3, fed the same text and the end token."""
-    qwen = Qwen3Model(encoder.config.qwen())
+    qwen = Qwen3Model(qwen3_config(encoder.config))
     qwen.load_state_dict(encoder.backbone.state_dict())
     ended = torch.cat([tokens, torch.full((len(tokens), 1), EOS)], dim=1)
     return qwen(input_ids=ended).last_hidden_state[:, -1:]
@@ -28,7 +37,10 @@ def test_the_first_register_is_qwens_summary_vector():
 def test_rotary_angles_are_those_of_transformers():
     config = replace(tiny.ENCODER, rope_theta=1_000_000.0, head_width=64)
     positions, states = torch.arange(3000)[None], torch.zeros(1, dtype=torch.float32)
-    ours, theirs = Rotary(config)(states, positions), Qwen3Model(config.qwen()).rotary_emb(states, positions)
+    ours, theirs = (
+        Rotary(config)(states, positions),
+        Qwen3Model(qwen3_config(config)).rotary_emb(states, positions),
+    )
     for one, other in zip(ours, theirs, strict=True):
         assert torch.allclose(one, other, atol=1e-3)  # float32 angles of up to 3000 turns
 

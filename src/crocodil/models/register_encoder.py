@@ -10,13 +10,20 @@ vocabulary has no mask token: hidden positions are passed as a mask and blocked 
 """
 
 import torch
-from jaxtyping import Bool, Int
+import torch.nn.functional as F
+from einops import rearrange, repeat
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from transformers import Qwen3Config, Qwen3Model
 
+from crocodil.models.llada import RMSNorm
 from crocodil.processes.registers import normalise, positions_across_text
 from crocodil.runtime.config import Layers, Length, Positive, TokenId, Width, config
 from crocodil.shapes import Positions, RegisterBank, TokenIds
+
+States = Float[Tensor, "B L W"]
+Heads = Float[Tensor, "B _ L C"]  # queries, keys or values; C = head width
+Rotation = tuple[Float[Tensor, "#B L C"], Float[Tensor, "#B L C"]]  # cosines and sines of the rotary angles
+Mask = Bool[Tensor, "B 1 _ L"]  # True: the position may be attended to
 
 
 @config
@@ -47,32 +54,12 @@ class RegisterEncoderConfig:
         if self.head_width % 2:
             raise ValueError(f"head_width {self.head_width} is odd: rotary positions need an even width")
 
-    def qwen(self) -> Qwen3Config:
-        return Qwen3Config(
-            vocab_size=self.vocab_size,
-            hidden_size=self.width,
-            num_hidden_layers=self.num_layers,
-            num_attention_heads=self.num_heads,
-            num_key_value_heads=self.num_kv_heads,
-            head_dim=self.head_width,
-            intermediate_size=self.mlp_width,
-            rope_parameters={"rope_type": "default", "rope_theta": self.rope_theta},
-            rms_norm_eps=self.norm_eps,
-            max_position_embeddings=self.max_length,
-            use_cache=False,
-            attn_implementation="sdpa",
-        )
-
 
 class RegisterEncoder(nn.Module):
     def __init__(self, config: RegisterEncoderConfig) -> None:
         super().__init__()
         self.config = config
-        self.backbone = Qwen3Model(config.qwen())
-        self.backbone.rotary_emb = Rotary(config)
-        for layer in self.backbone.layers:
-            layer.self_attn.is_causal = config.causal
-            _adapt(layer.self_attn, config)
+        self.backbone = Qwen3(config)
         self.suffix = nn.Parameter(torch.zeros(config.num_registers - 1, config.width))
         self.register_map = (
             nn.Linear(config.width, config.register_width, bias=False)
@@ -101,11 +88,10 @@ class RegisterEncoder(nn.Module):
         if torch.is_autocast_enabled(text.device.type):  # keep the residual stream in half precision too
             text = text.to(torch.get_autocast_dtype(text.device.type))
         states = self.backbone(
-            inputs_embeds=torch.cat([text, self._tail(text)], dim=1),
-            position_ids=self._positions(valid),
-            # Without a mask attention is faster. The dict keeps Qwen3 from building its own mask.
-            attention_mask={"full_attention": None if all_visible else self._attention_mask(visible)},
-        ).last_hidden_state[:, -self.config.num_registers :]
+            torch.cat([text, self._tail(text)], dim=1),
+            self._positions(valid),
+            None if all_visible else self._attention_mask(visible),  # without a mask attention is faster
+        )[:, -self.config.num_registers :]
         return normalise(states if self.register_map is None else self.register_map(states))
 
     def init_weights(self, generator: torch.Generator) -> "RegisterEncoder":
@@ -142,7 +128,7 @@ class RegisterEncoder(nn.Module):
             tail = valid.sum(dim=1, keepdim=True) + torch.arange(num_tail, device=valid.device)
         return torch.cat([torch.arange(num_text, device=valid.device).expand(len(valid), -1), tail], dim=1)
 
-    def _attention_mask(self, visible: Positions) -> Bool[Tensor, "B 1 _ L"]:
+    def _attention_mask(self, visible: Positions) -> Mask:
         """Block hidden positions. If causal, every position sees itself, so that no row is empty."""
         tail = visible.new_ones(len(visible), self.config.num_registers)
         keys = torch.cat([visible, tail], dim=1)
@@ -154,14 +140,86 @@ class RegisterEncoder(nn.Module):
         return ((causal & keys[:, None, :]) | itself)[:, None]
 
 
-def _adapt(attention: nn.Module, config: RegisterEncoderConfig) -> None:
-    """Add the biases of Qwen2 to Qwen3's attention, or remove its norms of queries and keys."""
-    if config.qkv_bias:
-        for name in ("q_proj", "k_proj", "v_proj"):
-            projection = getattr(attention, name)
-            setattr(attention, name, nn.Linear(projection.in_features, projection.out_features))
-    if config.without_qk_norm:
-        attention.q_norm, attention.k_norm = nn.Identity(), nn.Identity()
+class Qwen3(nn.Module):
+    """Qwen3's blocks. The names are those of its checkpoints, the operations those of transformers.
+
+    transformers has the same network, but importing it takes longer than generating a text.
+    """
+
+    def __init__(self, config: RegisterEncoderConfig) -> None:
+        super().__init__()
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.width)
+        self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_layers))
+        self.norm = RMSNorm(config.width, config.norm_eps)
+        self.rotary_emb = Rotary(config)
+
+    def forward(self, states: States, positions: Int[Tensor, "#B L"], mask: Mask | None) -> States:
+        rotation = self.rotary_emb(states, positions)
+        for layer in self.layers:
+            states = layer(states, rotation, mask)
+        return self.norm(states)
+
+
+class Layer(nn.Module):
+    def __init__(self, config: RegisterEncoderConfig) -> None:
+        super().__init__()
+        self.self_attn = Attention(config)
+        self.mlp = GatedMLP(config)
+        self.input_layernorm = RMSNorm(config.width, config.norm_eps)
+        self.post_attention_layernorm = RMSNorm(config.width, config.norm_eps)
+
+    def forward(self, states: States, rotation: Rotation, mask: Mask | None = None) -> States:
+        states = states + self.self_attn(self.input_layernorm(states), rotation, mask)
+        return states + self.mlp(self.post_attention_layernorm(states))
+
+
+class Attention(nn.Module):
+    def __init__(self, config: RegisterEncoderConfig) -> None:
+        super().__init__()
+        inner, kv_width = config.num_heads * config.head_width, config.num_kv_heads * config.head_width
+        self.head_width, self.is_causal = config.head_width, config.causal
+        self.q_proj = nn.Linear(config.width, inner, bias=config.qkv_bias)
+        self.k_proj = nn.Linear(config.width, kv_width, bias=config.qkv_bias)
+        self.v_proj = nn.Linear(config.width, kv_width, bias=config.qkv_bias)
+        self.o_proj = nn.Linear(inner, config.width, bias=False)
+        has_norms = not config.without_qk_norm
+        self.q_norm = RMSNorm(config.head_width, config.norm_eps) if has_norms else nn.Identity()
+        self.k_norm = RMSNorm(config.head_width, config.norm_eps) if has_norms else nn.Identity()
+
+    def forward(self, normed: States, rotation: Rotation, mask: Mask | None) -> States:
+        query, key, value = (
+            project(normed).unflatten(-1, (-1, self.head_width))
+            for project in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        query = rotate(self.q_norm(query).transpose(1, 2), rotation)
+        key = rotate(self.k_norm(key).transpose(1, 2), rotation)
+        value = value.transpose(1, 2)
+        if mask is not None:  # only without a mask do the fast kernels share a key among heads
+            groups = query.shape[1] // key.shape[1]
+            key, value = (repeat(heads, "b h l p -> b (h g) l p", g=groups) for heads in (key, value))
+        mixed = F.scaled_dot_product_attention(
+            query, key, value, attn_mask=mask, is_causal=self.is_causal and mask is None,
+            enable_gqa=query.shape[1] != key.shape[1],
+        )  # fmt: skip
+        return self.o_proj(rearrange(mixed, "b h l p -> b l (h p)"))
+
+
+class GatedMLP(nn.Module):
+    def __init__(self, config: RegisterEncoderConfig) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(config.width, config.mlp_width, bias=False)
+        self.up_proj = nn.Linear(config.width, config.mlp_width, bias=False)
+        self.down_proj = nn.Linear(config.mlp_width, config.width, bias=False)
+
+    def forward(self, normed: States) -> States:
+        return self.down_proj(F.silu(self.gate_proj(normed)) * self.up_proj(normed))
+
+
+def rotate(heads: Heads, rotation: Rotation) -> Heads:
+    """Apply the rotary embedding in the dtype of the states, as Qwen3 does; LLaDA's is in float32."""
+    cos, sin = (part[:, None] for part in rotation)  # the same for all heads
+    half = heads.shape[-1] // 2
+    return heads * cos + torch.cat([-heads[..., half:], heads[..., :half]], dim=-1) * sin
 
 
 class Rotary(nn.Module):
@@ -171,7 +229,7 @@ class Rotary(nn.Module):
         super().__init__()
         self.theta, self.head_width = config.rope_theta, config.head_width
 
-    def forward(self, states: Tensor, positions: Int[Tensor, "B L"]) -> tuple[Tensor, Tensor]:
+    def forward(self, states: Tensor, positions: Int[Tensor, "#B L"]) -> Rotation:
         exponent = torch.arange(0, self.head_width, 2, device=positions.device).float() / self.head_width
         angles = positions[..., None].float() / self.theta**exponent
         angles = torch.cat([angles, angles], dim=-1)
