@@ -12,6 +12,7 @@ import pytest
 import crocodil
 
 SOURCE = Path(crocodil.__file__).parent
+FIXTURE = Path(__file__).parent / "fixtures" / "model-v1"
 
 # Who may import whom: each module or package stands on the layers below it.
 LAYERS = [
@@ -35,12 +36,13 @@ ARROWS_INSIDE = {
     ("models.demasker_body", "models.demasker"),
     ("models.demasker_body", "models.llada"),
     ("models.register_critic", "models.register_denoiser"),
+    ("models.register_encoder", "models.llada"),
     ("models.denoiser_starts", "models.demasker"),
     ("models.denoiser_starts", "models.register_denoiser"),
 }  # the only ones between modules of mathematics or networks
 SAME_NAME = {"llada"}  # the network, and its checkpoints
 DOORS = {
-    "transformers": {"models.register_encoder", "text.tokenizer", "text.chat", "checkpoints", "judges"},
+    "transformers": {"text.tokenizer", "text.chat", "checkpoints", "judges"},
     "datasets": {"corpus"},
     "faiss": {"metrics"},
     "gguf": {"judges.gguf"},
@@ -167,6 +169,32 @@ def test_no_two_modules_share_a_name():
 def test_neither_the_package_nor_its_corpus_nor_a_plan_loads_torch_or_transformers(module):
     check = f"import sys, {module}; print(sorted({{'torch', 'transformers'}} & set(sys.modules)))"
     found = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
+
+
+# What each of them would add to the seconds before the first text of a model that is not compiled.
+SLOW_AND_NOT_NEEDED = {
+    "transformers",
+    "torch._dynamo",
+    "torch._inductor",
+    "sympy",
+    "scipy",
+    "sklearn",
+    "matplotlib",
+}
+GENERATE_AND_COPY = f"""
+import sys, crocodil.cli, crocodil.cli.display
+from crocodil import Crocodil
+
+pipe = Crocodil.from_pretrained({str(FIXTURE)!r})
+texts = pipe.generate(2, length=8, calls=2, show_progress=False).texts
+pipe.autoencode(texts, calls=2, cut=True, show_progress=False)
+print(sorted({SLOW_AND_NOT_NEEDED} & set(sys.modules)))
+"""
+
+
+def test_neither_generating_nor_copying_loads_transformers_or_a_compiler():
+    found = subprocess.run([sys.executable, "-c", GENERATE_AND_COPY], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from crocodil.seeding import Streams, generator_for, philox
+from crocodil.seeding import Streams, _digest, generator_for, philox
 
 
 @pytest.mark.parametrize(
@@ -84,6 +84,15 @@ def test_a_generator_is_determined_by_its_key_alone():
     torch.manual_seed(1)
     assert torch.equal(first, torch.randn(5, generator=generator_for("init", 0)))
     assert not torch.equal(first, torch.randn(5, generator=generator_for("init", 1)))
+
+
+def test_the_digest_is_constant_for_the_compiler():
+    def marked():
+        """A function with PyTorch's own mark."""
+
+    torch.compiler.assume_constant_result(marked)
+    assert vars(marked)
+    assert vars(marked).items() <= vars(_digest).items()
 
 
 @pytest.mark.slow

@@ -155,12 +155,15 @@ def _shift_right(bits: Tensor, count: int) -> Tensor:
     return (bits >> count) & ((1 << (64 - count)) - 1)
 
 
-# Tell torch.compile that the result is constant; otherwise it would treat it as a changing number.
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _digest(*key: str | SupportsIndex) -> int:
     # `index` gives a NumPy integer the stream of the same int, and refuses a float.
     named = tuple(part if isinstance(part, str) else operator.index(part) for part in key)
     return int.from_bytes(hashlib.blake2b(repr(named).encode(), digest_size=8).digest(), "big")
+
+
+# Tell torch.compile that the result is constant; otherwise it would treat it as a changing number. This is what
+# `torch.compiler.assume_constant_result` does, which imports the compiler: seconds for those who compile nothing.
+_digest._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _as_int64(bits: int) -> int:

@@ -22,6 +22,7 @@ from crocodil.checkpoints.tensors import (
     load_exactly,
     stored_tensors,
     tensors_in,
+    without_values,
 )
 from crocodil.models.llada import LLaDA, LLaDAConfig
 from crocodil.runtime.config import read_json
@@ -115,7 +116,7 @@ def load_in_layout(
     if layers is not None:
         dropped = tuple(f"model.layers.{i}." for i in set(_layer_indices(stored)) - set(layers))
         stored = {name: file for name, file in stored.items() if not name.startswith(dropped)}
-    with torch.device("meta"):
+    with without_values():
         model = LLaDA(config)
         if num_rows < config.vocab_size:
             _set_tables(model, torch.empty(num_rows, config.width), torch.empty(num_rows, config.width))

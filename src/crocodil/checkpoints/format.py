@@ -24,6 +24,7 @@ from crocodil.checkpoints.tensors import (
     StrPath,
     load_exactly,
     stored_tensors,
+    without_values,
     write_tensors,
 )
 from crocodil.models.causal_head import CausalHead, CausalHeadConfig
@@ -115,7 +116,7 @@ def load_model(directory: StrPath, *, dtype: torch.dtype | None = None, device: 
     check_quickly(directory)
     description = _described(directory / CONFIG_FILE)
     kind = description["kind"]
-    with torch.device("meta"):
+    with without_values():
         model = _KINDS[kind][0](_config_in(description, directory / CONFIG_FILE))
     stored_name = partial(name_in_version_1, kind) if description["format_version"] == 1 else str
     return load_exactly(model, stored_tensors(directory), rename=stored_name, dtype=dtype, device=device)

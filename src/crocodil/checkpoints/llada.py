@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from crocodil.checkpoints.hub import local_folder
-from crocodil.checkpoints.tensors import CONFIG_FILE, Device, StrPath, load_exactly, stored_tensors
+from crocodil.checkpoints.tensors import CONFIG_FILE, Device, StrPath, load_exactly, stored_tensors, without_values
 from crocodil.models.llada import LLaDA, LLaDAConfig
 from crocodil.runtime.config import read_json
 
@@ -52,7 +52,7 @@ def load_llada(directory: StrPath, *, dtype: torch.dtype | None = None, device: 
     """Load LLaDA from a folder or the hub: config.json and safetensors, one file or an index of shards."""
     directory = local_folder(directory)
     config = llada_config(read_json(directory / CONFIG_FILE), source=directory / CONFIG_FILE)
-    with torch.device("meta"):
+    with without_values():
         model = LLaDA(config)
     return load_exactly(model, stored_tensors(directory), rename=llada_name, dtype=dtype, device=device)
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from crocodil.checkpoints.hub import local_folder
-from crocodil.checkpoints.tensors import CONFIG_FILE, Device, StrPath, load_exactly, stored_tensors
+from crocodil.checkpoints.tensors import CONFIG_FILE, Device, StrPath, load_exactly, stored_tensors, without_values
 from crocodil.models.register_encoder import RegisterEncoder, RegisterEncoderConfig
 from crocodil.runtime.config import read_json
 
@@ -36,7 +36,7 @@ def load_qwen3_embedding(
         register_width=register_width,
         end_id=end_id,
     )
-    with torch.device("meta"):
+    with without_values():
         encoder = RegisterEncoder(config)
     stored = stored_tensors(directory)
     stored.pop("lm_head.weight", None)  # some exports keep the output head, which is not used here

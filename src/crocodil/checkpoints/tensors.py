@@ -5,14 +5,16 @@ the tensor. Only safetensors are read: no pickle, no code from a checkpoint, no 
 """
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias, get_args
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from crocodil.checkpoints.quantised import FewBits, from_few_bits, from_int8, scale_name
 from crocodil.runtime.config import read_json
@@ -35,6 +37,23 @@ def write_tensors(tensors: Mapping[str, Tensor], file: Path, about: dict[str, st
 
 
 # ---------------------------------------------------------------- exact loading
+
+
+@contextmanager
+def without_values() -> Iterator[None]:
+    """Inside the block, networks are built on the meta device: with shapes, but without values."""
+    with torch.device("meta"), _NoInitialValues():
+        yield
+
+
+class _NoInitialValues(TorchFunctionMode):
+    """Skips `nn.init`: on the meta device it changes nothing, but drawing there imports PyTorch's compiler."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__module__", None) == nn.init.__name__:
+            return kwargs["tensor"]
+        return func(*args, **(kwargs or {}))
+
 
 Stored: TypeAlias = dict[str, Path]  # name of a tensor -> its file
 

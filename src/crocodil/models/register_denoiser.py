@@ -126,7 +126,8 @@ class RegisterDenoiser(nn.Module):
         self.condition_embed = ConditionEmbedding.of(config.condition_length, config.condition_width, width)
         self.prompt_embed = ConditionEmbedding.of(config.prompt_length, config.prompt_width, width)
         self.statistics: Statistics | None
-        identity = torch.tensor([0.0, 1.0])[:, None, None].repeat(1, config.num_registers, config.register_width)
+        identity = torch.zeros(2, config.num_registers, config.register_width)  # means
+        identity[1].fill_(1)  # standard deviations
         self.register_buffer("statistics", identity if config.standardised else None)
 
     def forward(self, noisy_registers: RegisterBank, diffusion_time: RegisterTime, **inputs: Any) -> RegisterBank:

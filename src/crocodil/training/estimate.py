@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
-import torch
 from torch import nn
 
+from crocodil.checkpoints.tensors import without_values
 from crocodil.models.causal_head import CausalHead, CausalHeadConfig
 from crocodil.models.demasker import Demasker
 from crocodil.models.llada import Block, LLaDA, LLaDAConfig
@@ -53,7 +53,7 @@ class Estimate:
 
 def estimates(run: Run, *, num_devices: int = 1) -> list[Estimate]:
     """Return an estimate for each trained stage, with all states sharded evenly over the devices."""
-    with torch.device("meta"):
+    with without_values():
         base, demasker = LLaDA(run.demasker.backbone), Demasker(run.demasker)
         encoder = RegisterEncoder(run.encoder)
         prior, conditional = RegisterDenoiser(run.prior), RegisterDenoiser(run.conditional_shape)
