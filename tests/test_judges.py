@@ -200,7 +200,7 @@ def test_every_number_stands_in_one_row_and_is_the_same_with_a_cache(evaluator, 
     rows = [one.evaluate(PROGRAMS[:12], one.reference(PROGRAMS[12:])) for one in (evaluator, cached)]
     assert list(rows[0]) == [
         "mauve", "mauve_spread", "mauve_pooled", "mauve_pooled_spread", "gen_ppl", "gen_ppl_spread",
-        "bits_per_byte", "entropy", "distinct_2", "repetition", "parse_share", "empty_share",
+        "bits_per_byte", "mean_tokens", "entropy", "distinct_2", "repetition", "parse_share", "empty_share",
     ]  # fmt: skip
     assert all(math.isfinite(value) for value in rows[0].values())
     assert rows[1] == pytest.approx(rows[0], rel=1e-4)

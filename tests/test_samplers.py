@@ -423,7 +423,9 @@ def test_cropped_calls_read_up_to_the_predicted_end_and_cost_less(length):
     assert torch.equal(samples.tokens, tokens)
     num_more = 3 if length else 0  # an empty text is complete after one call
     assert reads == [16, *[min(length + 2, 16)] * num_more]
-    assert samples.costs == [samples.cost] == [Cost(demasker_calls=4, left_out=4 * 16 - sum(reads))]
+    assert (
+        samples.costs == [samples.cost] == [Cost(demasker_calls=len(reads), left_out=16 * len(reads) - sum(reads))]
+    )
 
 
 def test_a_text_can_grow_beyond_the_end_that_was_predicted_first():
