@@ -29,7 +29,7 @@ from crocodil.sampling.call import PLAIN, Engine, reveal, reveal_rule
 from crocodil.sampling.configs import Decoding, Drawing
 from crocodil.sampling.decode import decode, planned_calls
 from crocodil.sampling.guidance import Guided, Unguided
-from crocodil.sampling.register_draw import draw_registers
+from crocodil.sampling.register_draw import Conditions, Prior, draw_registers
 from crocodil.sampling.state import Canvas, Draw
 from crocodil.seeding import Streams, generator_for
 
@@ -75,11 +75,7 @@ def canvas_of(config: LLaDAConfig, batch: int, length: int, device: str) -> Canv
 
 
 def draw_from(prior: RegisterDenoiser, num_steps: int, **options: Any) -> Draw:
-    config = prior.config
-    return draw_registers(
-        prior, Drawing(), shape=(config.num_registers, config.register_width), num_steps=num_steps,
-        self_conditioned=config.self_conditioned, **options,
-    )  # fmt: skip
+    return draw_registers(Prior.of(prior), Drawing(), num_steps=num_steps, **options)
 
 
 # ---------------------------------------------------------------- the loop over its floor
@@ -137,7 +133,7 @@ def prior_in_calls(demasker, encoder, prior, conditional, engine: Engine, device
 
         def again() -> None:
             condition_kv = conditional.cross_attention_kv(encoder(canvas.tokens, hidden=canvas.masked()))
-            draw_from(conditional, 32, condition_kv=condition_kv, streams=streams, engine=engine)
+            draw_from(conditional, 32, conditions=Conditions(condition_kv), streams=streams, engine=engine)
 
         prior_s, refresh_s = seconds(first), seconds(again)
         show(
@@ -226,7 +222,7 @@ def on_this_cpu(demasker, encoder, prior, conditional) -> None:
 
             def refresh(tokens, registers, drawn):
                 condition_kv = conditional.cross_attention_kv(encoder(tokens, hidden=tokens == canvas.mask_id))
-                return draw_from(conditional, 32, condition_kv=condition_kv, streams=drawn)
+                return draw_from(conditional, 32, conditions=Conditions(condition_kv), streams=drawn)
 
             def generate() -> None:
                 con_within_disc(

@@ -4,6 +4,7 @@ It runs by itself, since the type checks of the tests cannot be compiled.
 """
 
 import sys
+from dataclasses import replace
 
 import tiny
 import torch
@@ -11,7 +12,7 @@ import torch
 from crocodil.pipeline.engine import engine_for
 from crocodil.sampling.call import PLAIN
 from crocodil.sampling.configs import Drawing
-from crocodil.sampling.register_draw import draw_registers
+from crocodil.sampling.register_draw import Prior, draw_registers
 from crocodil.seeding import Streams, compiled_draws, compiled_words, four_words_each
 
 
@@ -23,12 +24,10 @@ def main(device: str) -> None:
     plain = streams.uniform(3, 7)
     with compiled_draws():
         assert torch.equal(streams.uniform(3, 7), plain)
-    denoiser, shape = tiny.denoiser().to(device), (tiny.DENOISER.num_registers, tiny.DENOISER.register_width)
+    prior = replace(Prior.of(tiny.denoiser().to(device)), fresh_noise=True)
     drawing = Drawing(early_stop=True, register_noise=1.0)
     found = [
-        draw_registers(
-            denoiser, drawing, shape=shape, num_steps=2, fresh_noise=True, streams=streams, engine=engine
-        ).registers
+        draw_registers(prior, drawing, num_steps=2, streams=streams, engine=engine).registers
         for engine in (PLAIN, engine_for(torch.device(device), compiled=True))
     ]
     assert torch.allclose(*found, atol=1e-4), "registers differ"

@@ -24,7 +24,7 @@ from crocodil.processes.registers import block_index, normalise
 from crocodil.sampling.configs import Drawing
 from crocodil.sampling.cost import Cost
 from crocodil.sampling.early_stop import EarlyStop, least_noise_read, scale_of
-from crocodil.sampling.register_draw import draw_registers
+from crocodil.sampling.register_draw import Prior, draw_registers
 from crocodil.training.run_config import Pretrained, RunSummary
 
 STD, SHAPE = 0.75, (6, 64)
@@ -59,7 +59,8 @@ def test_a_draw_that_stops_early_is_distributed_like_a_complete_one_with_noise(k
     units = {"unstandardise": lambda bank: bank * SCALE + MEAN} if standardised else {}
     denoiser = PointPrior((POINTS - MEAN) / SCALE if standardised else POINTS)
     drawing = Drawing(register_noise=STD, early_stop=True, **knobs)
-    drawn = draw_registers(denoiser, drawing, shape=SHAPE, num_steps=24, streams=tiny.streams(200), **units)
+    prior = Prior(denoiser, SHAPE, **units)
+    drawn = draw_registers(prior, drawing, num_steps=24, streams=tiny.streams(200))
     difference = drawn.registers[:, None] - POINTS
     nearest = difference.square().sum(dim=(2, 3)).argmin(dim=1)
     noise = difference[torch.arange(200), nearest]
@@ -75,10 +76,8 @@ def test_few_steps_stop_at_the_length_of_noisy_registers(num_steps):
     """For z ~ N(0, I), a step of DDIM shortens z_s and changes nothing else."""
     drawing = Drawing(register_noise=STD, early_stop=True, largest_offset=0.0)
     streams = tiny.streams(3)
-    drawn = draw_registers(
-        lambda noisy, time: signal_and_noise_level(time)[0][..., None] * noisy,
-        drawing, shape=SHAPE, num_steps=num_steps, streams=streams,
-    )  # fmt: skip
+    prior = Prior(lambda noisy, time: signal_and_noise_level(time)[0][..., None] * noisy, SHAPE)
+    drawn = draw_registers(prior, drawing, num_steps=num_steps, streams=streams)
     expected = normalise(streams.at("noise").normal(*SHAPE)) * math.sqrt(1 + STD**2)
     assert torch.allclose(drawn.registers, expected, atol=1e-4)
     assert drawn.cost == Cost(denoiser_calls=num_steps)
@@ -92,8 +91,8 @@ def test_all_steps_are_spent_above_the_noise_and_the_denoiser_sees_the_times_of_
         return torch.zeros_like(noisy)
 
     drawing = Drawing(register_noise=STD, early_stop=True)
-    options = {"shape": SHAPE, "num_steps": 3, "streams": tiny.streams(2)}
-    assert draw_registers(jump, drawing, flow_map=True, **options).cost == Cost(denoiser_calls=3)
+    prior = Prior(jump, SHAPE, flow_map=True)
+    assert draw_registers(prior, drawing, num_steps=3, streams=tiny.streams(2)).cost == Cost(denoiser_calls=3)
     assert (seen[0][0] == 1).all()
     stop = time_of_noise(STD)
     assert torch.allclose(seen[-1][1], stop - 0.1 + OFFSETS)
@@ -117,7 +116,7 @@ def test_a_stop_without_a_noise_level_is_refused_before_the_model_is_loaded(nois
 @pytest.mark.parametrize("noise", [1e-6, 1e-3, 1000.0])
 def test_the_least_and_the_largest_noise_are_finite(noise):
     drawing = Drawing(register_noise=noise, early_stop=True)
-    drawn = draw_registers(PointPrior(POINTS), drawing, shape=SHAPE, num_steps=2, streams=tiny.streams(20))
+    drawn = draw_registers(Prior(PointPrior(POINTS), SHAPE), drawing, num_steps=2, streams=tiny.streams(20))
     length = drawn.registers.square().mean().sqrt().item()
     assert length == pytest.approx(math.sqrt(1 + noise**2), rel=0.02)
 
@@ -192,10 +191,10 @@ def test_no_step_of_a_draw_or_a_refresh_reads_less_noise_than_is_said(knobs):
         return torch.zeros_like(noisy)
 
     drawing = Drawing(prior_steps=4, refresh_steps=3, register_noise=0.5, early_stop=True, **knobs)
-    options = {"shape": SHAPE, "streams": tiny.streams(1)}
-    draw_registers(denoise, drawing, num_steps=4, **options)
+    prior, streams = Prior(denoise, SHAPE), tiny.streams(1)
+    draw_registers(prior, drawing, num_steps=4, streams=streams)
     assert min(read) == pytest.approx(least_noise_read(drawing, refreshes=False), rel=1e-4)
     assert min(read) > 0.5
-    draw_registers(denoise, drawing, num_steps=3, replaced=POINTS[:1], **options)
+    draw_registers(prior, drawing, num_steps=3, replaced=POINTS[:1], streams=streams)
     assert len(read) == 7
     assert min(read) == pytest.approx(least_noise_read(drawing), rel=1e-4)

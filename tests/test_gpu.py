@@ -23,7 +23,7 @@ from crocodil.sampling.algorithms import con_then_disc, con_within_disc
 from crocodil.sampling.call import PLAIN, Engine
 from crocodil.sampling.configs import Decoding, Drawing
 from crocodil.sampling.guidance import Guided
-from crocodil.sampling.register_draw import draw_registers
+from crocodil.sampling.register_draw import Conditions, Prior, draw_registers
 from crocodil.sampling.state import Canvas
 from crocodil.seeding import Streams
 from crocodil.training.journal import Journal, StepResult
@@ -80,7 +80,7 @@ def test_con_then_disc_draws_the_same_samples_on_both_devices(crop, in_turn):
         denoiser, demasker = tiny.denoiser().to(device), tiny.demasker().to(device)
         head = tiny.causal_head().to(device)
         return con_then_disc(
-            lambda streams: draw_registers(denoiser, Drawing(), shape=(6, 16), num_steps=8, streams=streams),
+            lambda streams: draw_registers(Prior.of(denoiser), Drawing(), num_steps=8, streams=streams),
             Guided(demasker, head=head),
             Canvas.empty(32, 16, mask_id=MASK, eos_id=tiny.EOS, device=device),
             Decoding(calls=4, rule="random", temperature=1.0, crop=crop, in_turn=in_turn),
@@ -99,7 +99,7 @@ def test_recorded_calls_give_the_same_samples(rule, crop, in_turn):
     denoiser = tiny.denoiser(replace(CONDITIONAL, self_conditioned=True)).cuda()
     head = tiny.causal_head().cuda()
     how = Decoding(calls=8, rule=rule, temperature=1.0, top_p=0.9, crop=crop, in_turn=in_turn)
-    options = {"shape": (6, 16), "num_steps": 8, "self_conditioned": True}
+    prior, drawing = Prior.of(denoiser), Drawing(pag_scale=1.0)
 
     @torch.no_grad()
     def condition_kv(streams):
@@ -107,16 +107,14 @@ def test_recorded_calls_give_the_same_samples(rule, crop, in_turn):
 
     def sample(engine, seed):
         return con_within_disc(
-            lambda streams: draw_registers(
-                denoiser, Drawing(pag_scale=1.0), streams=streams, engine=engine, **options
-            ),
+            lambda streams: draw_registers(prior, drawing, num_steps=8, streams=streams, engine=engine),
             lambda tokens, registers, streams: draw_registers(
-                denoiser,
-                Drawing(pag_scale=1.0),
-                condition_kv=condition_kv(streams),
+                prior,
+                drawing,
+                num_steps=8,
+                conditions=Conditions(condition_kv(streams)),
                 streams=streams,
                 engine=engine,
-                **options,
             ),
             Guided(demasker, head=head),
             Canvas.empty(32, 16, mask_id=MASK, eos_id=tiny.EOS, device="cuda"),

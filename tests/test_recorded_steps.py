@@ -10,7 +10,7 @@ from crocodil.pipeline.drawing import ConditionStep
 from crocodil.sampling.call import DemaskerStep, Engine, RevealConfig, reveal
 from crocodil.sampling.configs import Decoding, Drawing
 from crocodil.sampling.guidance import Guided
-from crocodil.sampling.register_draw import Schedule, draw_registers
+from crocodil.sampling.register_draw import Prior, Schedule, draw_registers
 from crocodil.sampling.state import Canvas
 
 NOISY = {"register_noise": 0.75}
@@ -18,8 +18,7 @@ NOISY = {"register_noise": 0.75}
 
 @pytest.mark.parametrize("knobs", [NOISY, {"early_stop": True, **NOISY}, {"eta": 1.0}])
 def test_the_steps_of_a_draw_are_functions_of_tensors(knobs):
-    drawing, shape = Drawing(**knobs), (tiny.DENOISER.num_registers, tiny.DENOISER.register_width)
-    steps = []
+    drawing, steps = Drawing(**knobs), []
 
     def play(step, key, inputs):
         """Run the step without values, and go on with zeros."""
@@ -31,11 +30,10 @@ def test_the_steps_of_a_draw_are_functions_of_tensors(knobs):
         return zeros if isinstance(outputs, tuple) else zeros[0]
 
     draw_registers(
-        tiny.denoiser().to("meta"),
+        Prior.of(tiny.denoiser().to("meta")),
         drawing,
-        shape=shape,
         num_steps=2,
-        schedule=Schedule.of(drawing, shape=shape, num_steps=2, device=torch.device("cpu")),
+        schedule=Schedule.of(Prior.of(tiny.denoiser()), drawing, num_steps=2, device=torch.device("cpu")),
         streams=tiny.streams(3),
         engine=Engine(play),
     )

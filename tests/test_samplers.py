@@ -46,6 +46,7 @@ from crocodil.sampling.call import settle as settle_canvas
 from crocodil.sampling.configs import Decoding, Drawing
 from crocodil.sampling.cost import NO_COST, Cost, Size, num_parameters
 from crocodil.sampling.guidance import Guided, GuidedDenoiser, Unguided, strengthened
+from crocodil.sampling.register_draw import Conditions, Prior
 from crocodil.sampling.state import Canvas, Draw, State
 from crocodil.seeding import generator_for
 from crocodil.text.encode import encode_checked
@@ -126,9 +127,10 @@ def settle(demask, tokens, how, allowed, *, streams):
     return canvas.tokens, cost
 
 
-def draw_registers(denoiser, drawing, *, streams, **options):
-    options = {"shape": (NUM_REGISTERS, REGISTER_WIDTH), "num_steps": 8} | options
-    return register_draw.draw_registers(denoiser, drawing, streams=streams, **options)
+def draw_registers(denoiser, drawing, *, num_steps=8, self_conditioned=False, condition_kv=None, **options):
+    prior = Prior(denoiser, (NUM_REGISTERS, REGISTER_WIDTH), self_conditioned)
+    conditions = Conditions(condition_kv)
+    return register_draw.draw_registers(prior, drawing, num_steps=num_steps, conditions=conditions, **options)
 
 
 # ---------------------------------------------------------------- the loop

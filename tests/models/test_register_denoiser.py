@@ -15,7 +15,7 @@ from crocodil.processes.gaussian import signal_and_noise_level
 from crocodil.sampling.configs import Drawing
 from crocodil.sampling.cost import Cost
 from crocodil.sampling.guidance import DualGuided, GuidedDenoiser
-from crocodil.sampling.register_draw import draw_registers
+from crocodil.sampling.register_draw import Conditions, Prior, draw_registers
 from crocodil.seeding import generator_for
 
 STANDARDISED = replace(tiny.DENOISER, standardised=True)
@@ -177,10 +177,8 @@ def test_a_standardised_prior_learns_and_draws_coordinates_of_very_different_sca
     def optimal(noisy, time):
         return signal_and_noise_level(time)[0][..., None] * noisy
 
-    drawn = draw_registers(
-        optimal, Drawing(), shape=real.shape[1:], num_steps=128, unstandardise=denoiser.unstandardise,
-        streams=tiny.streams(1000, "drawn"),
-    ).registers  # fmt: skip
+    prior = replace(Prior.of(denoiser), denoiser=optimal)
+    drawn = draw_registers(prior, Drawing(), num_steps=128, streams=tiny.streams(1000, "drawn")).registers
     z_scores = denoiser.standardise(drawn)[..., :-1]  # the norm is fixed, and with it the last coordinate
     assert torch.allclose(z_scores.mean(dim=0), torch.zeros(()), atol=0.15)
     assert torch.allclose(z_scores.std(dim=0), torch.ones(()), atol=0.15)
@@ -221,10 +219,10 @@ def test_strengths_of_condition_and_prompt_add_their_differences_and_their_calls
     clean, prediction = dual(noisy, time, time, noisy, full, *without)
     no_condition, no_prompt = (denoiser(noisy, time, condition_kv=kv) for kv in without)
     torch.testing.assert_close(clean, prediction + (prediction - no_condition) + 3 * (prediction - no_prompt))
+    conditions = Conditions(full, dropped=list(zip((2.0, 4.0), without, strict=True)))
     drawn = draw_registers(
-        denoiser, Drawing(), shape=(6, 16), num_steps=2, condition_kv=full, streams=tiny.streams(2),
-        dropped=list(zip((2.0, 4.0), without, strict=True)),
-    )  # fmt: skip
+        Prior.of(denoiser), Drawing(), num_steps=2, conditions=conditions, streams=tiny.streams(2)
+    )
     assert drawn.cost == Cost(denoiser_calls=6)
 
 

@@ -26,7 +26,7 @@ from crocodil.processes.registers import block_index
 from crocodil.sampling.configs import Drawing
 from crocodil.sampling.cost import Cost
 from crocodil.sampling.guidance import FlowMap
-from crocodil.sampling.register_draw import draw_registers
+from crocodil.sampling.register_draw import Prior, draw_registers
 from crocodil.seeding import generator_for
 from crocodil.training.distilling import Teacher
 from crocodil.training.run_config import Pretrained, RunSummary
@@ -216,8 +216,8 @@ def test_a_distilled_prior_takes_one_call_per_step_to_the_time_that_the_step_goe
     student.register_forward_pre_hook(
         lambda _, args, options: seen.append((args[1], options["end_time"])), with_kwargs=True
     )
-    options = {"shape": (6, 16), "num_steps": 3, "flow_map": True, "streams": tiny.streams(2)}
-    drawn = draw_registers(student, Drawing(), **options)
+    prior, options = Prior.of(student), {"num_steps": 3, "streams": tiny.streams(2)}
+    drawn = draw_registers(prior, Drawing(), **options)
     assert drawn.cost == Cost(denoiser_calls=3)
     (first, second), (third, fourth), (fifth, last) = seen
     assert first.min() == 1
@@ -226,7 +226,7 @@ def test_a_distilled_prior_takes_one_call_per_step_to_the_time_that_the_step_goe
     assert last.max() == 0
     for knobs in ({"eta": 1.0}, {"pag_scale": 2.0}, {"self_cond_scale": 2.0}, {"autoguidance": 2.0}):
         with pytest.raises(ValueError, match="distilled, with its guidance inside: use eta 0, pag_scale 0"):
-            draw_registers(student, Drawing(**knobs), **options)
+            draw_registers(prior, Drawing(**knobs), **options)
 
 
 def test_the_flow_of_a_teacher_has_its_guidance_and_a_guess_from_the_same_point():

@@ -27,7 +27,7 @@ from crocodil.processes.gaussian import (
     signal_and_noise_level,
 )
 from crocodil.sampling.configs import Drawing
-from crocodil.sampling.register_draw import draw_registers
+from crocodil.sampling.register_draw import Prior, draw_registers
 from crocodil.seeding import generator_for
 from crocodil.training.loop import Phase, Turn, turn_at
 
@@ -192,7 +192,7 @@ def test_all_noise_of_every_step_of_a_draw_is_fresh_as_in_training():
     steps = draw_steps(student, (6, 16), times, streams=streams)
     drawing, seen = Drawing(early_stop=True, register_noise=STOP, largest_offset=0.1), []
     student.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
-    draw_registers(student, drawing, shape=(6, 16), num_steps=4, fresh_noise=True, streams=streams)
+    draw_registers(Prior.of(student), drawing, num_steps=4, streams=streams)
     assert torch.allclose(steps.inputs, torch.cat(seen), atol=1e-6)
 
 
@@ -203,16 +203,14 @@ def test_the_steps_of_training_are_those_of_a_draw():
     drawing = Drawing(early_stop=True, register_noise=STOP, largest_offset=0.1)
     seen = []
     student.register_forward_pre_hook(lambda _, args: seen.append(args))
-    draw_registers(student, drawing, shape=(6, 16), num_steps=2, fresh_noise=True, streams=streams)
+    draw_registers(Prior.of(student), drawing, num_steps=2, streams=streams)
     assert torch.allclose(steps.inputs, torch.cat([noisy for noisy, _ in seen]), atol=1e-6)
     assert torch.allclose(steps.times, torch.cat([time for _, time in seen]), atol=1e-6)
     assert torch.equal(steps.times[3:], steps.next_times[:3])
     noise = (1 / signal_and_noise_level(steps.next_times)[0] ** 2 - 1).sqrt()
     assert noise[3:].max().item() == pytest.approx(STOP, rel=1e-3)
     with pytest.raises(ValueError, match="distilled, with its guidance inside: use eta 0"):
-        draw_registers(
-            student, replace(drawing, eta=1.0), shape=(6, 16), num_steps=2, fresh_noise=True, streams=streams
-        )
+        draw_registers(Prior.of(student), replace(drawing, eta=1.0), num_steps=2, streams=streams)
 
 
 def test_a_step_with_fresh_noise_forgets_the_noise_before():

@@ -11,7 +11,7 @@ from crocodil.objectives import DemaskerObjective, PriorObjective, base_loss, gu
 from crocodil.sampling.algorithms import autoencode, con_then_disc
 from crocodil.sampling.configs import Decoding, Drawing
 from crocodil.sampling.guidance import Guided
-from crocodil.sampling.register_draw import draw_registers
+from crocodil.sampling.register_draw import Prior, draw_registers
 from crocodil.sampling.state import Canvas
 
 LENGTH, NUM_REGISTERS, REGISTER_WIDTH = 16, 4, 32
@@ -69,9 +69,8 @@ def test_a_prior_over_their_registers_generates_the_programs(autoencoder):
         lambda streams: prior_loss(prior, registers, objective=PriorObjective(), streams=streams),
         prior, steps=200, count=len(BATCH),
     )  # fmt: skip
-    shape = (NUM_REGISTERS, REGISTER_WIDTH)
     generated = con_then_disc(
-        lambda streams: draw_registers(prior, Drawing(), shape=shape, num_steps=32, streams=streams),
+        lambda streams: draw_registers(Prior.of(prior), Drawing(), num_steps=32, streams=streams),
         Guided(demasker),
         empty_canvas(64),
         Decoding(calls=4),

@@ -31,7 +31,7 @@ from crocodil.sampling.call import Engine
 from crocodil.sampling.configs import Decoding, Drawing
 from crocodil.sampling.cost import Cost
 from crocodil.sampling.guidance import Guided
-from crocodil.sampling.register_draw import draw_registers
+from crocodil.sampling.register_draw import Conditions, Prior, draw_registers
 from crocodil.sampling.state import Canvas, Draw, Samples, refresh_streams
 from crocodil.seeding import Streams
 from crocodil.shapes import RegisterBank, TokenIds
@@ -109,14 +109,10 @@ class PromptedModel:
         if strengths.prompt != 1:
             dropped.append((strengths.prompt, denoiser.cross_attention_kv(condition)))
         drawn = draw_registers(
-            denoiser,
+            Prior.of(denoiser),
             replace(drawing, autoguidance=1.0),  # the weak prior was trained without prompts
-            shape=(denoiser.config.num_registers, denoiser.config.register_width),
             num_steps=num_steps,
-            self_conditioned=denoiser.config.self_conditioned,
-            unstandardise=denoiser.unstandardise,
-            condition_kv=denoiser.cross_attention_kv(condition, prompt=prompt),
-            dropped=dropped,
+            conditions=Conditions(denoiser.cross_attention_kv(condition, prompt=prompt), dropped=dropped),
             replaced=None if replaced is None else denoiser.standardise(replaced),
             streams=streams,
             on_step=on_step,

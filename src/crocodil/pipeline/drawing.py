@@ -18,7 +18,7 @@ from crocodil.runtime.devices import check_finite
 from crocodil.sampling.call import Engine
 from crocodil.sampling.configs import Drawing
 from crocodil.sampling.cost import Cost
-from crocodil.sampling.register_draw import Schedule, draw_registers
+from crocodil.sampling.register_draw import Conditions, Prior, Schedule, draw_registers
 from crocodil.sampling.state import Draw
 from crocodil.seeding import Streams
 from crocodil.shapes import RegisterBank, TokenIds
@@ -113,23 +113,14 @@ class Priors:
         prior, weak = denoisers[0], denoisers[1] if len(denoisers) > 1 else None
         if weak is None and self.weak is not None:
             drawing = replace(drawing, autoguidance=1.0)
-        condition_kv, weak_condition_kv = [*condition_kvs, None, None][:2]
         replaces = replaced is not None and drawing.refresh_from < 1
-        schedule = self._schedule(prior, drawing, num_steps, replaces=replaces, device=streams.keys.device)
         return draw_registers(
-            prior,
+            Prior.of(prior, weak),
             drawing,
-            shape=(prior.config.num_registers, prior.config.register_width),
             num_steps=num_steps,
-            schedule=schedule,
-            self_conditioned=prior.config.self_conditioned,
-            flow_map=prior.config.flow_map,
-            fresh_noise=prior.config.fresh_noise,
-            unstandardise=prior.unstandardise,
-            condition_kv=condition_kv,
-            weak=weak,
-            weak_condition_kv=weak_condition_kv,
+            conditions=Conditions(*condition_kvs),
             replaced=None if replaced is None else prior.standardise(replaced),
+            schedule=self._schedule(prior, drawing, num_steps, replaces=replaces, device=streams.keys.device),
             streams=streams,
             on_step=on_step,
             engine=self.engine,
@@ -172,12 +163,7 @@ class Priors:
         key = prior, drawing, num_steps, replaces, device
         if key not in self._schedules:
             self._schedules[key] = Schedule.of(
-                drawing,
-                shape=(prior.config.num_registers, prior.config.register_width),
-                num_steps=num_steps,
-                replaces=replaces,
-                unstandardise=prior.unstandardise,
-                device=device,
+                Prior.of(prior), drawing, num_steps=num_steps, replaces=replaces, device=device
             )
         return self._schedules[key]
 

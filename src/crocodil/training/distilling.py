@@ -6,7 +6,7 @@ of what it learns, so that a step is one call.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NamedTuple
 
@@ -21,7 +21,7 @@ from crocodil.processes.gaussian import Denoise
 from crocodil.processes.masking import bare_canvas
 from crocodil.sampling.configs import Drawing
 from crocodil.sampling.guidance import GuidedDenoiser
-from crocodil.sampling.register_draw import draw_registers
+from crocodil.sampling.register_draw import Prior, draw_registers
 from crocodil.seeding import Streams
 from crocodil.shapes import RegisterBank, RegisterTime
 from crocodil.text.encode import encode_tokens
@@ -217,22 +217,21 @@ class DistilledStage:
         self, name: str, registers: RegisterBank, condition: Condition | None, suffix: str
     ) -> dict[str, float]:
         student = self.students[name]
+        jump = student if condition is None else partial(student, condition=condition)
+        prior = replace(Prior.of(student), denoiser=jump)
         draw = partial(
             draw_registers,
             drawing=Drawing(
                 largest_offset=self.prior_objective.largest_offset, time_shift=self.prior_objective.time_shift
             ),
-            shape=(registers.shape[1], registers.shape[2]),
-            unstandardise=student.unstandardise,
             streams=Streams.of("valid", samples=range(len(registers)), device=registers.device).at("draw"),
         )
         if suffix not in self._teacher_draws:
-            teach = self.teachers[name].given(condition)
-            self._teacher_draws[suffix] = draw(teach, num_steps=validation.NUM_DRAW_STEPS).registers
+            teacher = replace(prior, denoiser=self.teachers[name].given(condition), flow_map=False)
+            self._teacher_draws[suffix] = draw(teacher, num_steps=validation.NUM_DRAW_STEPS).registers
         metrics = {}
         for num_steps in sorted({1, self.objective.draw_steps}):
-            jump = student if condition is None else partial(student, condition=condition)
-            drawn = draw(jump, num_steps=num_steps, flow_map=True).registers
+            drawn = draw(prior, num_steps=num_steps).registers
             distance = (drawn - self._teacher_draws[suffix]).square().mean().item()
             metrics[f"valid distance to the teacher in {num_steps} steps{suffix}"] = distance
         if len(registers) > validation.NUM_NEIGHBOURS:

@@ -17,7 +17,7 @@ from crocodil.models.register_denoiser import Condition
 from crocodil.objectives import Judged, critic_loss, draw_steps, match_times, matching_loss
 from crocodil.processes.registers import normalise, perturb
 from crocodil.sampling.configs import Drawing
-from crocodil.sampling.register_draw import draw_registers
+from crocodil.sampling.register_draw import Prior, draw_registers
 from crocodil.seeding import Streams
 from crocodil.shapes import RegisterBank, RegisterTime
 from crocodil.training import validation
@@ -103,17 +103,16 @@ class MatchedStage(DistilledStage):
             return {}
         student, std = self.students[name], self.objective.stop_noise
         streams = Streams.of("valid", samples=range(len(registers)), device=registers.device)
+        denoise = student if condition is None else partial(student, condition=condition)
         drawn = draw_registers(
-            student if condition is None else partial(student, condition=condition),
+            Prior(denoise, (registers.shape[1], registers.shape[2]), fresh_noise=True),
             Drawing(
                 largest_offset=self.prior_objective.largest_offset,
                 time_shift=self.prior_objective.time_shift,
                 early_stop=True,
                 register_noise=std,
             ),
-            shape=(registers.shape[1], registers.shape[2]),
             num_steps=self.objective.draw_steps,
-            fresh_noise=True,
             streams=streams.at("draw"),
         ).registers
         noisy = perturb(registers, std=std, streams=streams.at("noise"))

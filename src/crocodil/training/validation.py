@@ -1,6 +1,7 @@
 """Metrics on validation programs. Programs, masks and noise are the same at every evaluation."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import TypeAlias
 
@@ -13,7 +14,7 @@ from crocodil.objectives import PriorObjective
 from crocodil.processes.gaussian import Denoise
 from crocodil.processes.masking import Masked, mask_tokens
 from crocodil.sampling.configs import Drawing
-from crocodil.sampling.register_draw import draw_registers
+from crocodil.sampling.register_draw import Prior, draw_registers
 from crocodil.seeding import Streams
 from crocodil.shapes import Positions, RegisterBank, RowLogits, TokenIds
 
@@ -85,15 +86,8 @@ def prior_metrics(
     denoise = partial(denoiser, **{name: value for name, value in given.items() if value is not None})
     metrics = _denoising_metrics(denoise, denoiser.standardise(registers), suffix)
     if len(registers) > NUM_NEIGHBOURS:
-        drawn, _ = draw_registers(
-            denoise,
-            drawing,
-            shape=(registers.shape[1], registers.shape[2]),
-            num_steps=NUM_DRAW_STEPS,
-            self_conditioned=denoiser.config.self_conditioned,
-            unstandardise=denoiser.unstandardise,
-            streams=_streams(registers).at("draw"),
-        )
+        prior, streams = replace(Prior.of(denoiser), denoiser=denoise), _streams(registers).at("draw")
+        drawn, _ = draw_registers(prior, drawing, num_steps=NUM_DRAW_STEPS, streams=streams)
         metrics |= _drawing_metrics(drawn, registers, suffix)
     return metrics
 

@@ -23,7 +23,7 @@ from crocodil.sampling.algorithms import autoencode, con_then_disc
 from crocodil.sampling.configs import Decoding, Drawing
 from crocodil.sampling.decode import decode
 from crocodil.sampling.guidance import Guided, Unguided
-from crocodil.sampling.register_draw import draw_registers
+from crocodil.sampling.register_draw import Prior, draw_registers
 from crocodil.sampling.state import Canvas, Draw, Samples
 from crocodil.seeding import Streams, generator_for
 
@@ -102,7 +102,7 @@ def samples(say: Callable[[str], object], steps: tuple[int, int, int]) -> dict[s
     streams = Streams.of("samples", samples=range(NUM_SAMPLES))
 
     def draw(streams: Streams) -> Draw:
-        return draw_registers(denoiser, Drawing(), shape=(1, WIDTH), num_steps=16, streams=streams)
+        return draw_registers(Prior.of(denoiser), Drawing(), num_steps=16, streams=streams)
 
     return {
         "base, one word per call": decode(Unguided(base), canvas, one_by_one, streams=streams),
