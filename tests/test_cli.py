@@ -1,6 +1,7 @@
 """The command line: a mistake is a one-line error, before torch is imported; help, old names and output files."""
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import field, fields
@@ -77,6 +78,7 @@ def failure(capsys, monkeypatch, *arguments):
             "'--rule': should be a reveal rule (confidence, noisy-confidence, random,",
         ),
         (["generate", "--out-dir", __file__], "test_cli.py is not a folder: choose another --out-dir"),
+        (["generate", "--out-dir", f"{__file__}/new"], f"crocodil: {__file__}/new: Not a directory"),
         (["generate", "--out-dir", "/"], "/ is not empty: texts are never overwritten, choose another --out-dir"),
         (["generate", "--extension", "a/b"], "'a/b' is not a file extension: write py or txt, for example"),
         (["generate", "--model", "nowhere"], "no model 'nowhere': a model is 'builtin', or a folder"),
@@ -84,6 +86,10 @@ def failure(capsys, monkeypatch, *arguments):
         (["generate", "--nonsense"], "No such option: --nonsense"),
         (["encode", "/dev/null", "--out", "x.safetensors"], "/dev/null is a pipe or a device, not a file"),
         (["encode", __file__, "--out", "x"], "x does not end in .safetensors: choose another --out"),
+        (["autoencode", "a" * 300], f"{'a' * 300}: File name too long"),
+        (["autoencode", "/"], "/ is a folder: name the files in it"),
+        (["complete", __file__, "--at", "0"], "'0' is not a place in a file: write LINE or LINE:COLUMN, counted"),
+        (["reproduce", "all", "--protocol", "/"], "/ is a folder, not a file"),
         (["autoencode", "-", "-"], "- reads stdin, which has one text: give - once"),
         (["interpolate", "-", "-"], "- reads stdin, which has one text: give - once"),
         (["generate", "--extension", "py"], "--extension is for the files in --out-dir: give both"),
@@ -102,6 +108,18 @@ def test_a_mistake_is_one_line_that_names_it(capsys, monkeypatch, arguments, mes
     assert message_line.count("\n") == 1
     assert message in message_line
     assert "Value error" not in message_line
+
+
+def test_what_may_not_be_read_or_written_is_named_in_one_line(capsys, monkeypatch, tmp_path):
+    file, folder = tmp_path / "secret.py", tmp_path / "locked"
+    file.touch(mode=0)
+    folder.mkdir(mode=0o555)
+    if os.access(folder, os.W_OK):
+        pytest.skip("root may read and write everything")
+    refused = failure(capsys, monkeypatch, "autoencode", file)
+    assert refused == (2, f"crocodil: Invalid value for 'FILE': path '{file}' is not readable.\n")
+    refused = failure(capsys, monkeypatch, "generate", "--out-dir", folder / "new")
+    assert refused == (1, f"crocodil: {folder}/new: Permission denied\n")
 
 
 @pytest.mark.parametrize(

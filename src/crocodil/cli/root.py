@@ -113,7 +113,9 @@ def main() -> None:
     except BrokenPipeError:  # the reader of our output closed it, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
-    except (ValueError, OSError, ArithmeticError) as error:
+    except OSError as error:
+        _fail(_about_file(error), 1)
+    except (ValueError, ArithmeticError) as error:
         _fail(str(error), 1)
     except (MemoryError, RuntimeError) as error:
         if not (isinstance(error, MemoryError) or _OUT_OF_MEMORY.search(str(error))):
@@ -124,6 +126,13 @@ def main() -> None:
     if status == INTERRUPTED:  # typer catches Ctrl-C itself
         _fail("stopped", INTERRUPTED)
     sys.exit(status)
+
+
+def _about_file(error: OSError) -> str:
+    """Return what failed with which file, without Python's number of the error: `out/x: Not a directory`."""
+    if error.strerror is None:  # not from the system
+        return str(error)
+    return error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"
 
 
 def _fail(message: str, status: int) -> NoReturn:

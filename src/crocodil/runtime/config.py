@@ -114,6 +114,8 @@ def json_lines(text: str) -> list[str]:
 
 
 def read_json(file: Path) -> dict[str, Any]:
+    if file.is_dir():
+        raise ValueError(f"{file} is a folder, not a file")
     if not file.is_file():
         raise ValueError(f"{file} is missing")
     try:
