@@ -251,7 +251,7 @@ def test_a_head_of_an_exported_model_is_trained_without_its_run(trained, corpus,
         for out in (headed, tmp_path / "own")
     )
     assert all(torch.equal(here[name], there[name]) for name in there)
-    with pytest.raises(ValueError, match="is missing: head_of is an exported model"):
+    with pytest.raises(ValueError, match="is missing: head_of is the folder model of a finished stage guided"):
         run_stage(
             "head", replace(run, head_of=tmp_path), Workspace(corpus, tmp_path / "other", tmp_path / "other")
         )

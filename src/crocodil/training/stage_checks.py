@@ -6,7 +6,6 @@ from pathlib import Path
 
 from crocodil.checkpoints.causal import read_causal_config
 from crocodil.checkpoints.format import model_config
-from crocodil.checkpoints.tensors import CONFIG_FILE
 from crocodil.corpus.shards import TOKENIZER_FILE, Corpus
 from crocodil.models.demasker import DemaskerConfig
 from crocodil.models.llada import LLaDAConfig
@@ -18,6 +17,7 @@ from crocodil.training.run_config import CausalStart, Run, read_run_file
 from crocodil.training.stage_setup import (
     STAGES,
     TRAINED_STAGES,
+    check_shape,
     denoiser_folder,
     head_networks,
     pair_source,
@@ -47,7 +47,7 @@ def check_stage(name: str, run: Run, workspace: Workspace) -> None:
     if name in ("registers", "conditional"):
         workspace.finished("guided", "encoder")
     if name == "conditional" and run.conditional_start is not None:
-        _check_conditional_start(run.conditional_start)
+        _check_start("conditional_start", denoiser_folder(run.conditional_start), stages="conditional")
     if name == "distilled":
         _check_distilled(run, workspace)
         student_folders(run)
@@ -109,19 +109,16 @@ def _check_distilled(run: Run, workspace: Workspace) -> None:
 def _check_head(run: Run, workspace: Workspace) -> None:
     shapes = {"encoder": run.encoder, "demasker": run.demasker}
     for name, folder in head_networks(run, workspace).items():
-        if not (folder / CONFIG_FILE).exists():
-            raise ValueError(
-                f"{folder} is missing: head_of is an exported model, or the folder model of a stage guided"
-            )
-        if model_config(folder) != shapes[name]:
-            raise ValueError(f"{folder} has another shape than the run: use the preset that it was trained with")
+        _check_start("head_of", folder, stages="guided")
+        check_shape(model_config(folder), shapes[name], folder)
 
 
-def _check_conditional_start(start: Path) -> None:
-    if not (folder := denoiser_folder(start)).exists():
+def _check_start(setting: str, folder: Path, *, stages: str) -> None:
+    """Refuse a setting that names a folder without the network to go on from."""
+    if not folder.exists():
         raise ValueError(
-            f"{folder} is missing: conditional_start is the folder model of a finished stage conditional, or an "
-            "exported model"
+            f"{folder} is missing: {setting} is the folder model of a finished stage {stages}, or an exported "
+            "model"
         )
 
 
@@ -131,11 +128,7 @@ def student_folders(run: Run) -> dict[str, Path]:
         return {}
     folders: dict[str, Path] = {name: start / name for name in run.distil_objective.teachers}
     for folder in folders.values():
-        if not folder.exists():
-            raise ValueError(
-                f"{folder} is missing: distilled_start is the folder model of a finished stage distilled, or an "
-                "exported model"
-            )
+        _check_start("distilled_start", folder, stages="distilled")
     return folders
 
 
@@ -235,14 +228,9 @@ def _check_causal(run: Run, start: CausalStart) -> None:
 
 
 def _check_base_start(run: Run, folder: Path) -> None:
-    if not folder.exists():
-        raise ValueError(
-            f"{folder} is missing: base_start is the folder model of a finished stage base or guided, or an "
-            "exported model"
-        )
-    shape = model_config(folder)
-    if (shape.backbone if isinstance(shape, DemaskerConfig) else shape) != run.demasker.backbone:
-        raise ValueError(f"{folder} has another shape than the run: use the preset that it was trained with")
+    _check_start("base_start", folder, stages="base or guided")
+    found = model_config(folder)
+    check_shape(found.backbone if isinstance(found, DemaskerConfig) else found, run.demasker.backbone, folder)
 
 
 def check_guided_steps(run: Run) -> None:
@@ -281,9 +269,5 @@ def guided_start_folders(start: Path) -> dict[str, Path]:
     """Return the folders of the networks that stage guided goes on from."""
     folders = {name: start / name for name in ("demasker", "encoder")}
     for folder in folders.values():
-        if not folder.exists():
-            raise ValueError(
-                f"{folder} is missing: guided_start is the folder model of a finished stage guided, or an "
-                "exported model"
-            )
+        _check_start("guided_start", folder, stages="guided")
     return folders

@@ -13,7 +13,6 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from torch import nn
 
 from crocodil.checkpoints.causal import load_causal
 from crocodil.checkpoints.format import load_model
@@ -118,7 +117,7 @@ def conditional_stage(run: Run, workspace: Workspace) -> tuple[Stage, LoopConfig
     generator = generator_for("conditional", loop.seed)
     if started is not None:
         denoiser = plain_copy_of(loaded(started, RegisterDenoiser, "cpu"))
-        _check_shape(denoiser, run.conditional_shape, started)
+        check_shape(denoiser.config, run.conditional_shape, started)
     elif run.denoiser_begins_as_demasker:
         demasker = loaded(workspace.finished("guided", "demasker"), Demasker, "cpu")
         denoiser = begun_as_demasker(run.conditional_shape, demasker, generator)
@@ -329,12 +328,13 @@ def denoiser_folder(start: Path) -> Path:
 def _same_shape(folder: Path, shape: object, kind: type[Network]) -> Network:
     """Load a network to train it further."""
     network = loaded(folder, kind, "cpu")
-    _check_shape(network, shape, folder)
+    check_shape(network.config, shape, folder)
     return network.train()
 
 
-def _check_shape(network: nn.Module, shape: object, folder: Path) -> None:
-    if network.config != shape:
+def check_shape(found: object, shape: object, folder: Path) -> None:
+    """Refuse a network of another shape than the run's."""
+    if found != shape:
         raise ValueError(f"{folder} has another shape than the run: use the preset that it was trained with")
 
 
