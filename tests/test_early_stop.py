@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import tiny
@@ -168,16 +167,16 @@ def test_a_bank_of_one_register_has_no_offset():
 
 def test_a_model_stops_its_draws_where_the_training_of_its_prior_began():
     run = RunSummary(lengths=(64,), prior_objective=PriorObjective(smallest_noise=0.7), pretrained=Pretrained())
-    networks = {"conditional": Path("run/conditional/model/denoiser")}
-    drawing = _settings(run, networks, {}).drawing
+    stages = {"conditional": "conditional"}
+    drawing = _settings(run, stages, {}).drawing
     assert (drawing.early_stop, drawing.register_noise) == (True, 0.7)
-    assert _settings(run, networks, {"register_noise": 2.0}).drawing.register_noise == 2.0
+    assert _settings(run, stages, {"register_noise": 2.0}).drawing.register_noise == 2.0
     for knobs in ({"register_noise": 0.5}, {"early_stop": False}):
         with pytest.raises(ValueError, match=r"trained at noise 0.7 and above .*: use --early-stop and"):
-            _settings(run, networks, knobs)
+            _settings(run, stages, knobs)
     few = {"register_noise": 0.5, "prior_steps": 4, "refresh_steps": 4}  # only the end of a draw has less noise
-    assert _settings(run, networks, few).drawing.register_noise == 0.5
-    without_refresh = {"prior": Path("run/prior/model/denoiser")}
+    assert _settings(run, stages, few).drawing.register_noise == 0.5
+    without_refresh = {"prior": "prior"}
     assert _settings(run, without_refresh, few | {"refresh_steps": 32}).drawing.register_noise == 0.5
 
 

@@ -95,21 +95,22 @@ def export(
     if calibrate and not any(one in get_args(FewBits) for one in by_network.values()):
         raise ValueError("--calibrate is for 6 or fewer bits: add --bits")
     run = read_run_summary(directory)
-    networks = _finished_networks(directory, without or (), distilled=not teachers)
+    stages = _finished_stages(directory, without or (), distilled=not teachers)
     if "demasker" in (without or ()):
         raise ValueError("a model needs its demasker: leave --without demasker out")
-    if "demasker" not in networks:
+    if "demasker" not in stages:
         raise ValueError(f"{directory} has no finished stage guided: train it, then export")
+    if priors_of is not None:
+        stages = {name: stage for name, stage in stages.items() if name not in _PRIORS}
+    networks = {name: _trained(directory, stage, name) for name, stage in stages.items()}
     check_vocabulary(corpus, model_config(networks["demasker"]).backbone)
     check_recorded_tokens(corpus, directory)
     qwen = run.pretrained.qwen
+    card = _card(directory, corpus, stages, license)
     if priors_of is None:
-        settings = _settings(run, networks, knobs)
-        card = _card(directory, corpus, networks, license)
+        settings = _settings(run, stages, knobs)
     else:
-        networks = {name: path for name, path in networks.items() if name not in _PRIORS}
-        settings = _settings_of_priors(_settings(run, networks, {}), priors_of, knobs)
-        card = _card(directory, corpus, networks, license)
+        settings = _settings_of_priors(_settings(run, stages, {}), priors_of, knobs)
         card = _with_line(card, f"Its priors are those of `{Path(priors_of).name}`.")
         networks |= _priors_of(priors_of, networks["encoder"], without or ())
     settings = replace(settings, method=method or _best_method(networks))
@@ -139,8 +140,11 @@ def _best_method(networks: Mapping[str, Path]) -> Method:
     return Method.CON_THEN_DISC if "prior" in networks else Method.BASE
 
 
-def _settings(run: "RunSummary", networks: Mapping[str, Path], knobs: dict[str, Any]) -> "Settings":
-    """Return the model's settings: what the priors were trained with, changed by the knobs."""
+def _settings(run: "RunSummary", stages: Mapping[str, str], knobs: dict[str, Any]) -> "Settings":
+    """Return the model's settings: what the priors were trained with, changed by the knobs.
+
+    `stages` are those that trained the networks, by their names.
+    """
     from crocodil.pipeline import Settings
 
     defaults = Settings(length=run.lengths[0], lengths=run.lengths)
@@ -151,16 +155,16 @@ def _settings(run: "RunSummary", networks: Mapping[str, Path], knobs: dict[str, 
     smallest = run.prior_objective.smallest_noise
     if smallest:
         trained_with |= {"early_stop": True, "register_noise": smallest}
-    first = "prior" if "prior" in networks else "conditional"
+    first = "prior" if "prior" in stages else "conditional"
     for network, steps in ((first, "prior_steps"), ("conditional", "refresh_steps")):
-        if network in networks and networks[network].parts[-3] == "distilled":
+        if stages.get(network) == "distilled":
             trained_with[steps] = run.distil_objective.draw_steps
             if run.distil_objective.by_matching:
                 defaults = replace(defaults, distilled_steps=run.distil_objective.draw_steps)
                 trained_with |= {"early_stop": True, "register_noise": run.distil_objective.stop_noise}
     decoding, drawing = with_knobs(defaults.decoding, defaults.drawing, trained_with | knobs)
     if smallest:
-        _check_noise(drawing, smallest, refreshes="conditional" in networks and bool(drawing.refresh_at))
+        _check_noise(drawing, smallest, refreshes="conditional" in stages and bool(drawing.refresh_at))
     return replace(defaults, decoding=decoding, drawing=drawing)
 
 
@@ -253,7 +257,7 @@ def _bits_of(values: Sequence[str]) -> int | dict[str, int] | None:
     return {**dict.fromkeys(get_args(options.Network), int(for_all[0])), **by_name}
 
 
-def _card(directory: Path, corpus: "Corpus", networks: Mapping[str, Path], license: str) -> "Card":
+def _card(directory: Path, corpus: "Corpus", stages: Mapping[str, str], license: str) -> "Card":
     """Return what a run knows for the model card: where it began, its stages and its data."""
     from crocodil.pipeline.card import Card
     from crocodil.training.history import read_run_summary
@@ -263,7 +267,7 @@ def _card(directory: Path, corpus: "Corpus", networks: Mapping[str, Path], licen
     paths = [*begun_from.values(), causal and causal.directory]
     names = [name for path in paths if path and (name := hub_name(str(path))) and name.revision]
     data = corpus.description["splits"]["train"]
-    lines = [*_stage_table(directory, networks), ""]
+    lines = [*_stage_table(directory, stages), ""]
     lines.append(f"Data: {data['documents']:,} documents, {data['tokens']:,} tokens.")
     if names:
         lines.append(f"It began from {' and '.join(map(str, names))}.")
@@ -274,15 +278,15 @@ def _with_line(card: "Card", line: str) -> "Card":
     return replace(card, training=f"{card.training}\n{line}")
 
 
-def _stage_table(directory: Path, networks: Mapping[str, Path]) -> list[str]:
+def _stage_table(directory: Path, stage_of: Mapping[str, str]) -> list[str]:
     """Return the stages of the model as the lines of a table; the base counts if the run has its record.
 
     A distilled prior also has the stage of its teacher; that stage has the name of the network.
     """
     from crocodil.training.history import history
 
-    teachers = [name for name, path in networks.items() if path.parts[-3] == "distilled"]
-    stages = [path.parts[-3] for path in networks.values() if path.parts[-3] != "distilled"]
+    teachers = [name for name, stage in stage_of.items() if stage == "distilled"]
+    stages = [stage for stage in stage_of.values() if stage != "distilled"]
     stages += [*teachers, "distilled"] if teachers else []
     if (directory / "base").is_dir():
         stages = ["base", *stages]
@@ -303,28 +307,35 @@ def _sizes(folder: Path, networks: Mapping[str, Path]) -> str:
     return f"{', '.join(f'{name} {megabytes(folder / name)}' for name in networks)}; {megabytes(folder)} in all"
 
 
-def _finished_networks(directory: Path, without: Collection[str], *, distilled: bool = True) -> dict[str, Path]:
-    """Return the folders of the networks; a distilled prior takes the place of its teacher."""
-    paths = {name: directory / path for name, path in _NETWORKS.items()}
-    finished = {name: path for name, path in paths.items() if path.exists()}
-    if distilled:
-        students = {name: directory / "distilled" / "model" / name for name in ("prior", "conditional")}
-        finished |= {name: path for name, path in students.items() if path.exists()}
-    return {name: path for name, path in finished.items() if name not in without}
+def _finished_stages(directory: Path, without: Collection[str], *, distilled: bool) -> dict[str, str]:
+    """Return the stages that trained the networks; with `distilled`, students take the place of their teachers."""
+    stages = {name: stage for name, (stage, _) in _NETWORKS.items()}
+    students = dict.fromkeys(("prior", "conditional"), "distilled") if distilled else {}
+    finished = {
+        name: stage
+        for name, stage in (*stages.items(), *students.items())
+        if _trained(directory, stage, name).exists()
+    }
+    return {name: stage for name, stage in finished.items() if name not in without}
+
+
+def _trained(directory: Path, stage: str, network: str) -> Path:
+    """Return the folder of a network that a stage of a run trained."""
+    return directory / stage / "model" / (network if stage == "distilled" else _NETWORKS[network][1])
 
 
 _PRIORS = ("prior", "conditional", "condition_encoder", "weak_prior")
-# Where a run keeps the networks of a model.
+# The networks of a model: the stage that trains each, and its name there. Students keep their names.
 _NETWORKS = {
-    "demasker": "guided/model/demasker",
-    "encoder": "guided/model/encoder",
-    "prior": "prior/model/denoiser",
-    "conditional": "conditional/model/denoiser",
-    "condition_encoder": "conditional/model/condition_encoder",
-    "prompted": "prompted/model/denoiser",
-    "prompt_encoder": "prompted/model/prompt_encoder",
-    "length_head": "prompted/model/length_head",
-    "prompted_demasker": "prompted/model/demasker",
-    "base": "base/model/demasker",
-    "causal_head": "head/model/causal_head",
+    "demasker": ("guided", "demasker"),
+    "encoder": ("guided", "encoder"),
+    "prior": ("prior", "denoiser"),
+    "conditional": ("conditional", "denoiser"),
+    "condition_encoder": ("conditional", "condition_encoder"),
+    "prompted": ("prompted", "denoiser"),
+    "prompt_encoder": ("prompted", "prompt_encoder"),
+    "length_head": ("prompted", "length_head"),
+    "prompted_demasker": ("prompted", "demasker"),
+    "base": ("base", "demasker"),
+    "causal_head": ("head", "causal_head"),
 }
