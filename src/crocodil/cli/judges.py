@@ -67,9 +67,9 @@ def check(
 
     from crocodil.judges import LanguageModel
     from crocodil.judges.known_inputs import check_order, judge_known_inputs, real_programs
-    from crocodil.runtime.devices import checked_device, default_device
+    from crocodil.runtime.devices import checked_device
 
-    judge = LanguageModel.load(name, device=checked_device(device or default_device()))
+    judge = LanguageModel.load(name, device=checked_device(device))
     rows = judge_known_inputs(judge, real_programs(count))
     heads = ("kind of input", "Gen-PPL", "bits per byte", "entropy")
     cells = [(kind, f"{ppl:.4g}", f"{bits:.2f}", f"{entropy:.2f}") for kind, (ppl, bits, entropy) in rows.items()]

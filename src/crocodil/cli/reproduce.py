@@ -313,10 +313,10 @@ def _evaluator(
 ) -> "Evaluator":
     from crocodil.corpus.shards import TOKENIZER_FILE
     from crocodil.judges import Evaluator, JudgeLayer, LanguageModel, load_embedder
-    from crocodil.runtime.devices import checked_device, default_device
+    from crocodil.runtime.devices import checked_device
     from crocodil.text.tokenizer import Tokenizer
 
-    device = checked_device(device or default_device())
+    device = checked_device(device)
     first, *others = (LanguageModel.load(judge, device=device) for judge in judges)
     return Evaluator(
         judge=first,
@@ -332,9 +332,9 @@ def _evaluator(
 
 def _language_model(name: str, device: str | None) -> "LanguageModel":
     from crocodil.judges import LanguageModel
-    from crocodil.runtime.devices import checked_device, default_device
+    from crocodil.runtime.devices import checked_device
 
-    return LanguageModel.load(name, device=checked_device(device or default_device()))
+    return LanguageModel.load(name, device=checked_device(device))
 
 
 def _named(option: str, values: Sequence[str]) -> dict[str, str]:

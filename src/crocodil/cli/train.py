@@ -123,13 +123,13 @@ def train(
 
     from crocodil.presets.changes import with_changes
     from crocodil.presets.runs import FROM_CAUSAL
-    from crocodil.runtime.devices import checked_device, default_device
+    from crocodil.runtime.devices import checked_device
     from crocodil.runtime.distributed import process_group
     from crocodil.training.by_clock import run_stage_for
     from crocodil.training.run import run_stage
     from crocodil.training.workspace import Workspace
 
-    device = checked_device(device or default_device())
+    device = checked_device(device)
     run = run_of(preset, ablation, corpus, folders)
     with process_group(device) as ranks:
         workspace = Workspace(corpus, out, source or out, ranks)

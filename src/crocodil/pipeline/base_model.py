@@ -29,7 +29,7 @@ from crocodil.pipeline.pricing import mean_price
 from crocodil.pipeline.results import Generation, OnSnapshot, snapshots
 from crocodil.pipeline.settings import SETTINGS_FILE, model_folder, read_settings
 from crocodil.processes.plan import DecodePlan
-from crocodil.runtime.devices import checked_device, default_device, default_dtype
+from crocodil.runtime.devices import checked_device, default_dtype
 from crocodil.sampling.call import Engine
 from crocodil.sampling.configs import Decoding
 from crocodil.sampling.cost import Cost
@@ -109,7 +109,7 @@ class Base:
         A checkpoint has config.json, safetensors and tokenizer.json. It goes to the GPU if there is one, in
         bfloat16. No code of the checkpoint is run.
         """
-        device = torch.device(checked_device(str(device or default_device())))
+        device = torch.device(checked_device(device))
         checkpoint = checkpoint_folder(path_or_name)
         parts = _own_parts(path_or_name) if checkpoint is None else _checkpoint_parts(checkpoint)
         weights = path_or_name if checkpoint is not None else model_folder(path_or_name) / BASE_FOLDER

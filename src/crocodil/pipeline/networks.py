@@ -42,7 +42,7 @@ from crocodil.pipeline.folder import (
 from crocodil.pipeline.pricing import Pricing
 from crocodil.pipeline.running import Runner
 from crocodil.pipeline.settings import BUILTIN, Settings
-from crocodil.runtime.devices import checked_device, default_device, default_dtype
+from crocodil.runtime.devices import checked_device, default_dtype
 from crocodil.sampling.call import Engine
 from crocodil.sampling.cost import num_parameters
 from crocodil.sampling.guidance import Guided
@@ -126,7 +126,7 @@ class Networks:
         compiled: bool = False,
     ) -> Model:
         """Load networks that were saved one by one, such as the finished stages of a training run."""
-        device = torch.device(checked_device(str(device or default_device())))
+        device = torch.device(checked_device(device))
         loaded = load_networks(networks, device=device, dtype=dtype or default_dtype(device))
         if compiled:
             compile_blocks(loaded.values())

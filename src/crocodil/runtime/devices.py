@@ -9,12 +9,9 @@ from jaxtyping import Bool
 from torch import Tensor
 
 
-def default_device() -> str:
-    return "cuda" if torch.cuda.is_available() else "cpu"
-
-
-def checked_device(name: str) -> str:
-    """Return the name of a device, or raise an error if this machine does not have it."""
+def checked_device(device: str | torch.device | None) -> str:
+    """Return the name of a device, by default of the GPU; raise an error if this machine does not have it."""
+    name = str(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     match = re.fullmatch(r"cpu|cuda(?::([0-9]{1,4}))?", name)
     if match is None:
         raise ValueError(f"no device {name!r}: use cpu, cuda, or cuda:N for GPU number N, counted from 0")
