@@ -167,23 +167,11 @@ class RegisterDenoiser(nn.Module):
             condition_kv: the result of `cross_attention_kv`, used instead of `condition` and `prompt`.
             identity_attention: True for samples whose registers attend only to themselves (decision D33).
         """
-        if noisy_registers.shape[1:] != (self.config.num_registers, self.config.register_width):
-            raise ValueError(
-                f"registers of shape {tuple(noisy_registers.shape[1:])} do not fit a denoiser of "
-                f"{self.config.num_registers} x {self.config.register_width}"
-            )
-        if condition is not None and self.condition_embed is None:
-            raise ValueError("this denoiser has no cross-attention: call it without a condition")
-        if prompt is not None and self.prompt_embed is None:
-            raise ValueError("this denoiser was trained without prompts: call it without one")
-        if identity_attention is not None and self.body is not None:
-            raise ValueError("a denoiser with the blocks of a demasker has no identity attention: use pag_scale=0")
+        self._check_inputs(noisy_registers, guess, condition, prompt, identity_attention)
         signal = None if self.body is None else signal_and_noise_level(diffusion_time)[0]
         read = noisy_registers if signal is None else as_demasker_reads(noisy_registers, signal)
         embedded = self.proj_in(read.to(self.proj_in.weight.dtype))
-        if guess is not None:
-            if self.proj_guess is None:
-                raise ValueError("this denoiser has no self-conditioning: call it without a guess")
+        if guess is not None and self.proj_guess is not None:
             embedded = embedded + self.proj_guess(guess.to(self.proj_guess.weight.dtype))
         tokens = embedded + self.pos_embed.to(embedded.dtype)  # half precision under autocast, also in the blocks
         time = self._embed_times(diffusion_time, end_time, tokens.dtype)
@@ -197,6 +185,29 @@ class RegisterDenoiser(nn.Module):
         states = self.body(tokens, time, context)
         predicted = signal[..., None] * noisy_registers + self.proj_out(states)
         return predicted.to(noisy_registers.dtype), states
+
+    def _check_inputs(
+        self,
+        noisy_registers: RegisterBank,
+        guess: RegisterBank | None,
+        condition: Condition | None,
+        prompt: Condition | None,
+        identity_attention: Bool[Tensor, "_"] | None,
+    ) -> None:
+        """Refuse inputs that this denoiser was not built for."""
+        if noisy_registers.shape[1:] != (self.config.num_registers, self.config.register_width):
+            raise ValueError(
+                f"registers of shape {tuple(noisy_registers.shape[1:])} do not fit a denoiser of "
+                f"{self.config.num_registers} x {self.config.register_width}"
+            )
+        if guess is not None and self.proj_guess is None:
+            raise ValueError("this denoiser has no self-conditioning: call it without a guess")
+        if condition is not None and self.condition_embed is None:
+            raise ValueError("this denoiser has no cross-attention: call it without a condition")
+        if prompt is not None and self.prompt_embed is None:
+            raise ValueError("this denoiser was trained without prompts: call it without one")
+        if identity_attention is not None and self.body is not None:
+            raise ValueError("a denoiser with the blocks of a demasker has no identity attention: use pag_scale=0")
 
     def _modulated(
         self,
