@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from crocodil.corpus.shards import Corpus
     from crocodil.judges import Evaluator, LanguageModel
     from crocodil.pipeline import Crocodil
+    from crocodil.reproduce.context import Context
     from crocodil.reproduce.protocol import Protocol
 
 Data = Annotated[Path | None, typer.Option(help="Corpus. Samples are compared with its held-out programs.")]
@@ -186,16 +187,13 @@ def reproduce(
     how.check_is_fixed()
     corpus, test_corpus = _corpora(data, test)
     prompts = _pairs(pairs, causal, experiments)
-    for folder in model or [BUILTIN]:
+    models = model or [BUILTIN]
+    for folder in models:
         read_settings(settings_file(folder))
     bases = [local_folder(folder) for folder in base or ()]
-    from crocodil.pipeline import Crocodil
     from crocodil.reproduce.context import Context, with_base
-    from crocodil.reproduce.experiments import EXPERIMENTS, NAMES, compute_all, read_all
-    from crocodil.reproduce.fixed_protocol import check_same_protocol, check_test_corpus, keep_protocol
+    from crocodil.reproduce.fixed_protocol import check_test_corpus
     from crocodil.reproduce.held_out import corpus_fingerprint
-    from crocodil.reproduce.report import write_report
-    from crocodil.runtime.atomic import locked, remove_unfinished
 
     if how.test_corpus is not None:
         check_test_corpus(how.test_corpus, corpus_fingerprint(test_corpus or corpus))
@@ -204,15 +202,11 @@ def reproduce(
         "compare": _named("compare", compare or ()),
     }
     how.check_compared(named["compare"])
-    load = partial(Crocodil.from_pretrained, device=device, compiled=compiled)
-    pipes = [load(folder) for folder in model or [BUILTIN]]
-    pipes = [with_base(pipe, _each("base", bases, len(pipes), index)) for index, pipe in enumerate(pipes)]
-    # The reveal step is not compiled: it would be compiled again for every candidate of a sweep.
-    pipes = [replace(pipe, compiled_reveal=False) for pipe in pipes]
-    variants, compared = (
-        {name: replace(load(folder), compiled_reveal=False) for name, folder in folders.items()}
-        for folders in named.values()
-    )
+    load = partial(_loaded, device=device, compiled=compiled)
+    pipes = [
+        with_base(load(folder), _each("base", bases, len(models), index)) for index, folder in enumerate(models)
+    ]
+    variants, compared = ({name: load(folder) for name, folder in folders.items()} for folders in named.values())
     evaluator = _evaluator(corpus, how.judges, how.embedder, how.protocol, device)
     anchor = None if causal is None else _language_model(causal, device)
     contexts = [
@@ -234,6 +228,23 @@ def reproduce(
         )
         for index, pipe in _at_lengths(pipes, length or ())
     ]
+    _compute(contexts, experiments, protocol, out)
+
+
+def _loaded(folder: str, *, device: str | None, compiled: bool) -> "Crocodil":
+    """Load a model. Its reveal step is not compiled: it would be compiled again for every candidate of a sweep."""
+    from crocodil.pipeline import Crocodil
+
+    return replace(Crocodil.from_pretrained(folder, device=device, compiled=compiled), compiled_reveal=False)
+
+
+def _compute(contexts: "Sequence[Context]", experiments: Sequence[str], protocol: Path | None, out: Path) -> None:
+    """Compute the rows of experiments and write the report of all rows that are there."""
+    from crocodil.reproduce.experiments import EXPERIMENTS, NAMES, compute_all, read_all
+    from crocodil.reproduce.fixed_protocol import check_same_protocol, keep_protocol
+    from crocodil.reproduce.report import write_report
+    from crocodil.runtime.atomic import locked, remove_unfinished
+
     with locked(out):
         remove_unfinished(out)
         remove_unfinished(out / "figures")
