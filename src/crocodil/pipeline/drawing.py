@@ -149,7 +149,7 @@ class Priors:
 
     @torch.no_grad()
     def _bare_condition_kv(self, conditional: RegisterDenoiser, length: int, device: torch.device) -> Tensor:
-        """Keys and values of a bare canvas, encoded once: without a plain prior, it is the condition (D15)."""
+        """Return the keys and values of a bare canvas, computed once: the condition of a first draw (D15)."""
         key = conditional, length
         if key not in self._bare_canvases:
             canvas = masked_canvas(NOTHING, self.tokenizer, length=length).to(device)

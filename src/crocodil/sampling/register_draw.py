@@ -189,7 +189,10 @@ class Begin:
 
 @dataclass(frozen=True)
 class End:
-    """The end of a draw: registers on the sphere, with noise of a `noise_std` above 0 or that of an early stop."""
+    """The end of a draw: project the registers to the sphere, and add noise.
+
+    After an early stop, `levels` say how much noise is added; otherwise `noise_std`, which may be 0, says it.
+    """
 
     unstandardise: Callable[[RegisterBank], RegisterBank]
     noise_std: float

@@ -10,8 +10,8 @@ token that merges make on the way to them. All merges between these tokens stay,
   the kept merges that fit it is still the first;
 - a word with a token that is gone is split into more tokens, with the same bytes. Other words do not change.
 
-A word is what the pre-tokenizer takes for one. A normaliser (Qwen's NFC) is dropped: texts that it would change
-have other tokens than before, and come back as they are.
+A word is what the pre-tokenizer takes for one. A normaliser (Qwen's NFC) is dropped: a text
+that it would change has other tokens than before, but comes back unchanged.
 """
 
 import json

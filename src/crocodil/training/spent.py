@@ -75,15 +75,15 @@ def inherited_flops(name: str, run: Run, workspace: Workspace) -> Flops:
         spent |= flops_up_to(parent, record, Shapes.of(run))
     start = {"conditional": run.conditional_start, "distilled": run.distilled_start}.get(name)
     if start is not None:
-        # Only those of the denoiser: the encoder may come from the same networks as the one it was trained with.
+        # The denoiser only: its encoder may come from networks that are counted already.
         spent[name] = _flops_of_start(name, start, Shapes.of(run))[name]
     return spent
 
 
 def _flops_of_base_start(start: Path, run: Run, workspace: Workspace) -> float | None:
-    """Return all operations behind the network that a base goes on from, those of an encoder included.
+    """Return all operations spent on the network that a base goes on from, including those of an encoder.
 
-    An exported model is outside of its run: the other run that the workspace reads is then the record of it.
+    An exported model holds no record of its training: that of the other run, which the workspace reads, is used.
     """
     stage, shapes = start.absolute().parent.name, Shapes.of(run)
     if stage in ("base", "guided"):
@@ -101,7 +101,7 @@ def _flops_of_base_start(start: Path, run: Run, workspace: Workspace) -> float |
 def _flops_behind_head(model: Path, run: Run, workspace: Workspace) -> Flops:
     """Return the operations behind the model that a causal head is trained for.
 
-    An exported model is outside of its run: the other run that the workspace reads is then the record of it.
+    An exported model holds no record of its training: that of the other run, which the workspace reads, is used.
     """
     stage = model.absolute().parent
     is_of_run = stage.name == "guided" and (stage.parent / RUN_FILE).is_file()

@@ -195,7 +195,7 @@ def tokens_digest(corpus: Corpus) -> str:
 
 
 def check_recorded_tokens(corpus: Corpus, directory: Path) -> None:
-    """Refuse a corpus with other tokens than those that a run was trained with, even if they are as many."""
+    """Refuse a corpus whose tokens differ from those of the run, even if there are equally many."""
     used = tokens_digest(corpus)
     for stage in ("base", "guided"):
         if _recorded_tokens(directory / stage / STAGE_FILE) not in (None, used):
