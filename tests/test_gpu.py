@@ -15,7 +15,7 @@ from tiny_play import tiny_pipe
 from crocodil import Base, Crocodil
 from crocodil.checkpoints.llada import load_llada
 from crocodil.judges import LanguageModel
-from crocodil.models.register_denoiser import Attention
+from crocodil.models.denoiser_blocks import Attention
 from crocodil.processes.reveal import AboveThreshold, AtRandom, MostConfident, Remask, RemaskByConfidence
 from crocodil.runtime import graphs
 from crocodil.runtime.graphs import Recorder

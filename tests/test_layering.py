@@ -33,11 +33,13 @@ ARROWS_INSIDE = {
     ("models.demasker", "models.llada"),
     ("models.register_denoiser", "models.demasker"),
     ("models.register_denoiser", "models.demasker_body"),
+    ("models.register_denoiser", "models.denoiser_blocks"),
     ("models.demasker_body", "models.demasker"),
     ("models.demasker_body", "models.llada"),
     ("models.register_critic", "models.register_denoiser"),
     ("models.register_encoder", "models.llada"),
     ("models.denoiser_starts", "models.demasker"),
+    ("models.denoiser_starts", "models.denoiser_blocks"),
     ("models.denoiser_starts", "models.register_denoiser"),
 }  # the only ones between modules of mathematics or networks
 SAME_NAME = {"llada"}  # the network, and its checkpoints

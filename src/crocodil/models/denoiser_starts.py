@@ -6,7 +6,8 @@ import torch
 from torch import nn
 
 from crocodil.models.demasker import Demasker
-from crocodil.models.register_denoiser import RegisterDenoiser, RegisterDenoiserConfig, time_features
+from crocodil.models.denoiser_blocks import time_features
+from crocodil.models.register_denoiser import RegisterDenoiser, RegisterDenoiserConfig
 
 
 def begun_as_demasker(

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from crocodil.models.demasker import DemaskerConfig
+from crocodil.models.denoiser_blocks import TIME_FEATURES
 from crocodil.models.llada import LLaDAConfig
-from crocodil.models.register_denoiser import TIME_FEATURES, RegisterDenoiserConfig
+from crocodil.models.register_denoiser import RegisterDenoiserConfig
 from crocodil.models.register_encoder import RegisterEncoderConfig
 from crocodil.objectives import DistilObjective, HeadObjective, PromptedObjective
 from crocodil.seeding import generator_for
