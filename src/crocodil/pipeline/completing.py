@@ -113,22 +113,32 @@ def complete_all(
         raise ValueError("the prompt is empty: use generate without one")
     texts = [place.prefix + place.suffix for place in places]
     length = pipe.settings.canvas(length) if length is not None else pipe.canvas_length(texts)
-    strengths = Strengths(condition_scale, prompt_scale)
+    asked, strengths = _Asked(count, tokens, length, seed, options), Strengths(condition_scale, prompt_scale)
     is_base = (method := options.get("method")) is not None and Method(method) is Method.BASE
     givens = [Given(prefix=place.prefix, suffix=place.suffix, at_column=place.at_column) for place in places]
     if (answering := prompted_model(pipe)) is not None and not is_base:
-        made = _prompted(pipe, answering, givens, strengths, count, tokens, length, seed, options)
+        made = _prompted(pipe, answering, givens, strengths, asked)
     elif strengths != Strengths():
         raise ValueError(
             "condition_scale and prompt_scale need a model with stage prompted, and a method with registers"
         )
     else:
-        made = _infilled(pipe, givens, count, tokens, length, seed, options)
+        made = _infilled(pipe, givens, asked)
     orders = ranked(pipe, [unranked.answers for unranked in made], seed=seed, num_draws=bound_draws)
     return [
         Answers(answers, unranked.prompt, unranked.suffix, unranked.seconds, ranking)
         for unranked, (answers, ranking) in zip(made, orders, strict=True)
     ]
+
+
+class _Asked(NamedTuple):
+    """What is asked for every prompt."""
+
+    num_answers: int
+    tokens: int | None  # of an answer; None: several lengths
+    length: int  # of the canvas
+    seed: int
+    options: dict[str, Any]  # of `generate`
 
 
 class _Made(NamedTuple):
@@ -140,16 +150,9 @@ class _Made(NamedTuple):
     seconds: float
 
 
-def _infilled(
-    pipe: Networks,
-    givens: Sequence[Given],
-    count: int,
-    tokens: int | None,
-    length: int,
-    seed: int,
-    options: dict[str, Any],
-) -> list[_Made]:
+def _infilled(pipe: Networks, givens: Sequence[Given], asked: _Asked) -> list[_Made]:
     """Answer by infilling: prompt and suffix are given tokens (decision D24)."""
+    count, tokens, length, seed, options = asked
     fitted = [_fitted(pipe, given, length, tokens) for given in givens]
     wanted = [
         replace(given, tokens=number)
@@ -177,17 +180,10 @@ def _place_on_canvas(pipe: Networks, ids: list[int], given: Given, length: int) 
 
 
 def _prompted(
-    pipe: Networks,
-    model: PromptedModel,
-    givens: Sequence[Given],
-    strengths: Strengths,
-    count: int,
-    tokens: int | None,
-    length: int,
-    seed: int,
-    options: dict[str, Any],
+    pipe: Networks, model: PromptedModel, givens: Sequence[Given], strengths: Strengths, asked: _Asked
 ) -> list[_Made]:
     """Answer with the networks of stage prompted, which also predict the length of an answer."""
+    count, tokens, length, seed, options = asked
     if tokens is not None and tokens > model.longest:
         raise ValueError(f"this model answers with at most {model.longest} tokens, not {tokens}")
     longest = min(model.longest if tokens is None else tokens, length - 3)
