@@ -68,7 +68,7 @@ from crocodil.reproduce.experiments.frontiers import (
 )
 from crocodil.reproduce.experiments.generation import other_judges_table
 from crocodil.reproduce.experiments.generation import show as show_generation
-from crocodil.reproduce.experiments.timing import compute_cpu_seconds, compute_seconds
+from crocodil.reproduce.experiments.timing import compute_batch_seconds, compute_cpu_seconds, compute_seconds
 from crocodil.reproduce.experiments.training_compute import base_compute_share, prior_stages, shapes_of
 from crocodil.reproduce.figures import Curve, Panel, Real
 from crocodil.reproduce.fixed_protocol import FixedProtocol, check_same_protocol, read_protocol
@@ -575,6 +575,29 @@ def test_a_page_has_copies_at_the_nearest_measured_calls_and_a_line_for_each_len
     ]
 
 
+def test_a_page_compares_by_the_clock_in_batches_of_each_size(tmp_path):
+    base, ours = point("base", 64, 64, 64, 0.6), point("conthendisc", 8, 8, 8, 0.7)
+    texts = {"num_samples": 64, "length": 64}
+
+    def row(of, seconds, **batch):
+        return {**texts, "method": of["method"], "calls": of["calls"], "seconds": seconds, **batch}
+
+    results = {
+        "reference": [{**REAL, "length": 64}],
+        "generation": [{**base, "seconds": 0.1}, {**ours, "seconds": 0.01}],
+        "seconds": [row(base, 0.1), row(ours, 0.01)],
+        "batch-seconds": [
+            *(row(base, seconds, batch=batch) for batch, seconds in ((1, 3.0), (16, 0.4))),
+            *(row(ours, seconds, batch=batch) for batch, seconds in ((1, 1.0), (16, 0.05))),
+        ],
+    }
+    (table,) = BLOCKS["speed-up by batch"](results, tmp_path)
+    assert list(table.heads[2:]) == ["batches of 1", "batches of 16", "batches of 64"]
+    (line,) = table.body
+    assert list(line[1:]) == ["ConThenDisc", "3.0 x, 1000 ms", "8.0 x, 50 ms", "10.0 x, 10 ms"]
+    assert BLOCKS["speed-up by batch"]({**results, "batch-seconds": []}, tmp_path) == []
+
+
 def test_a_compared_model_has_its_own_sweep_and_stands_in_the_same_table(out, results):
     copied, own = (select(results["generation"], method=name)[0] for name in ("copy: conthendisc", "conthendisc"))
     assert copied["model"] == {}  # its rows do not depend on the model beside which it is measured
@@ -768,6 +791,7 @@ def test_rows_of_other_default_settings_are_measured_again(pipe, corpus, evaluat
     experiments = {
         "generation": generation.compute,
         "seconds": compute_seconds,
+        "batch-seconds": compute_batch_seconds,
         "cpu-seconds": compute_cpu_seconds,
         "memorisation": copies.compute,
     }

@@ -172,8 +172,8 @@ DEFAULT_JUDGE: Judge = "qwen2.5-coder-0.5b"
 Experiment = Literal[
     "all",
     "model", "reference", "anchor", "likelihood", "demasker", "autoencoder", "sweep", "generation",
-    "memorisation", "seconds", "cpu-seconds", "noise", "interpolation", "psnr", "prdc", "register-count",
-    "refresh", "variants", "variant-autoencoders", "completions", "two-sentences",
+    "memorisation", "seconds", "batch-seconds", "cpu-seconds", "noise", "interpolation", "psnr", "prdc",
+    "register-count", "refresh", "variants", "variant-autoencoders", "completions", "two-sentences",
 ]  # fmt: skip
 
 # ---------------------------------------------------------------- options of several commands

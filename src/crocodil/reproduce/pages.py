@@ -33,6 +33,7 @@ from crocodil.reproduce.experiments.comparison import (
     speedups_by_unit,
 )
 from crocodil.reproduce.experiments.quality import ORACLE, display_name
+from crocodil.reproduce.experiments.timing import with_seconds
 from crocodil.reproduce.fixed_protocol import kept_targets
 from crocodil.reproduce.store import Row, distinct, select
 from crocodil.reproduce.sweep import has_default_settings
@@ -154,6 +155,25 @@ def other_rules(results: Results, folder: Path) -> list[Block]:
             columns.append({rule: _with_calls(by_method[method]) for rule, by_method in by_rule.items()})
     rules = columns[0] if columns else ()
     return [Table(heads, [[rule, *(column[rule] for column in columns)] for rule in rules])] if rules else []
+
+
+def speedup_by_batch(results: Results, folder: Path) -> list[Block]:
+    """Compare by the clock, in batches of each size that was timed."""
+    small = results.get("batch-seconds", ())
+    sizes, body = distinct(small, "batch"), []
+    largest = max((row["num_samples"] for row in results.get("seconds", ())), default=None)
+    for rows, real in _with_base(results):
+        timed = [with_seconds(rows, select(small, batch=size)) for size in sizes] + [rows] * (largest is not None)
+        by_size = [speedups(points, real, unit="seconds") for points in timed]
+        for method in _guided(by_size[0]) if by_size else ():
+            cells = (_with_milliseconds(by_method[method]) for by_method in by_size)
+            body.append([str(real["length"]), display_name(method), *cells])
+    heads = [f"batches of {size}" for size in [*sizes, *([] if largest is None else [largest])]]
+    return [Table(["tokens", "method", *heads], body)] if sizes and body else []
+
+
+def _with_milliseconds(speedup: SpeedUp | None) -> str:
+    return "-" if speedup is None else f"{_times(speedup.factor)}, {1000 * speedup.method.nfe:.0f} ms"
 
 
 def _with_calls(speedup: SpeedUp | None) -> str:
@@ -376,6 +396,7 @@ BLOCKS: Mapping[str, Callable[[Results, Path], Sequence[Block]]] = {
     "speed-up": speedup,
     "speed-up per token": speedup_per_token,
     "speed-up by other rules": other_rules,
+    "speed-up by batch": speedup_by_batch,
     "quality": quality,
     "quality in short": quality_in_short,
     "measurements": measurements,

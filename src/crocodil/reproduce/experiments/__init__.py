@@ -38,6 +38,7 @@ EXPERIMENTS: Mapping[str, Callable[[Context], list[Row]]] = {
     "generation": generation.compute,
     "memorisation": copies.compute,
     "seconds": timing.compute_seconds,
+    "batch-seconds": timing.compute_batch_seconds,
     "cpu-seconds": timing.compute_cpu_seconds,
     "noise": demasker_curves.compute_noise,
     "interpolation": interpolation.compute,

@@ -1,4 +1,4 @@
-"""Time the methods: each point of the generation experiment again, and single programs on a CPU."""
+"""Time the methods: each point of the generation experiment again, in large and small batches, and on a CPU."""
 
 import copy
 import platform
@@ -30,29 +30,44 @@ from crocodil.sampling.cost import num_parameters
 LARGEST_ON_CPU = 2_000_000_000  # parameters; a larger demasker is not timed on a CPU
 
 
+SMALL_BATCHES = (1, 16)  # with few texts at once, a GPU waits for the host
+
+
 def compute_seconds(context: Context) -> list[Row]:
     """Time every point of the generation again: its own seconds include compilation and graph capture."""
+    return _timed(context, "seconds", [None])
+
+
+def compute_batch_seconds(context: Context) -> list[Row]:
+    """Time every point of the generation in small batches."""
+    return _timed(context, "batch-seconds", SMALL_BATCHES)
+
+
+def _timed(context: Context, name: str, batches: Sequence[int | None]) -> list[Row]:
+    """Time every point in batches of these sizes. None: all texts of the protocol at once, as memory allows."""
     by_method = {sampler.key["method"]: sampler for sampler in samplers(context)}
     by_method.pop(ORACLE, None)
     jobs = [
         Job(
-            {**by_method[point["method"]].key, "calls": point["calls"]},
-            partial(_timed_row, context, by_method[point["method"]], point),
+            {**by_method[point["method"]].key, "calls": point["calls"], **({"batch": batch} if batch else {})},
+            partial(_timed_row, context, by_method[point["method"]], point, batch),
             work=point["calls"],
             uses=by_method[point["method"]].uses,
             chosen=_settings_of(point),
         )
+        for batch in batches
         for point in context.store.rows("generation")
         if point["method"] in by_method
     ]
-    return context.store.compute("seconds", jobs)
+    return context.store.compute(name, jobs)
 
 
-def _timed_row(context: Context, sampler: Sampler, point: Row) -> Row:
-    count = context.protocol.num_clocked
+def _timed_row(context: Context, sampler: Sampler, point: Row, batch: int | None) -> Row:
+    # Texts differ in length, and so in time: a batch of one is timed for as many texts as the largest.
+    count = context.protocol.num_clocked if batch is None else max(SMALL_BATCHES)
     candidate = candidate_of(point)
     decoding, drawing = split_candidate(decoding_of(point), point["calls"], candidate)
-    generate = partial(sampler.generate, count, seed=context.seed, decoding=decoding, **drawing)
+    generate = partial(sampler.generate, count, seed=context.seed, decoding=decoding, batch_size=batch, **drawing)
     generate()  # compiles and captures new shapes
     seconds = generate().seconds / count
     return {**_settings_of(point), "seconds": seconds, "num_samples": count}
