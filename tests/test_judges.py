@@ -14,7 +14,6 @@ from typer.testing import CliRunner
 from crocodil.cli import app
 from crocodil.judges import (
     DEFAULT_JUDGE,
-    CachedJudge,
     Embedder,
     Evaluator,
     Judge,
@@ -148,11 +147,10 @@ def test_pooled_features_are_the_mean_over_the_tokens_of_a_text(judge):
 
 
 @pytest.mark.parametrize("end", ["\n", "\n\n", "  \n", "\r\n"])
-def test_white_space_at_the_end_of_a_text_does_not_change_its_features(judge, tmp_path, end):
+def test_white_space_at_the_end_of_a_text_does_not_change_its_features(judge, end):
     stripped = judge.features([text.rstrip() for text in PROGRAMS[:5]])
-    for reader in (judge, CachedJudge(judge, tmp_path)):
-        ended = reader.features([text.rstrip() + end for text in PROGRAMS[:5]])
-        assert all(torch.allclose(one, other, atol=1e-4) for one, other in zip(stripped, ended, strict=True))
+    ended = judge.features([text.rstrip() + end for text in PROGRAMS[:5]])
+    assert all(torch.allclose(one, other, atol=1e-4) for one, other in zip(stripped, ended, strict=True))
 
 
 def test_texts_are_cut_to_what_fits_on_a_canvas(corpus):
@@ -187,26 +185,23 @@ def evaluator(judge, encoder, corpus):
     return Evaluator(judge=judge, embedder=encoder, tokenizer=words, mauve_seeds=range(2), mauve_buckets=4)
 
 
-def test_the_classes_of_judges_are_what_the_evaluator_expects(judge, encoder, tmp_path):
+def test_the_classes_of_judges_are_what_the_evaluator_expects(judge, encoder):
     assert isinstance(judge, Judge)
-    assert isinstance(CachedJudge(judge, tmp_path), Judge)
     assert isinstance(encoder, Embedder)
     assert isinstance(JudgeLayer.of(judge), Embedder)
 
 
 @needs_faiss
-def test_every_number_stands_in_one_row_and_is_the_same_with_a_cache(evaluator, judge, tmp_path):
-    cached = replace(evaluator, judge=CachedJudge(judge, tmp_path))
-    rows = [one.evaluate(PROGRAMS[:12], one.reference(PROGRAMS[12:])) for one in (evaluator, cached)]
-    assert list(rows[0]) == [
+def test_every_number_stands_in_one_row(evaluator, judge):
+    row = evaluator.evaluate(PROGRAMS[:12], evaluator.reference(PROGRAMS[12:]))
+    assert list(row) == [
         "mauve", "mauve_spread", "mauve_pooled", "mauve_pooled_spread", "gen_ppl", "gen_ppl_spread",
         "bits_per_byte", "mean_tokens", "entropy", "distinct_2", "repetition", "parse_share", "empty_share",
     ]  # fmt: skip
-    assert all(math.isfinite(value) for value in rows[0].values())
-    assert rows[1] == pytest.approx(rows[0], rel=1e-4)
+    assert all(math.isfinite(value) for value in row.values())
     scores = judge.scores(PROGRAMS[:12])
-    assert (rows[0]["gen_ppl"], rows[0]["gen_ppl_spread"]) == gen_ppl(scores)
-    assert rows[0]["bits_per_byte"] == bits_per_byte(scores)
+    assert (row["gen_ppl"], row["gen_ppl_spread"]) == gen_ppl(scores)
+    assert row["bits_per_byte"] == bits_per_byte(scores)
 
 
 @needs_faiss
@@ -306,7 +301,7 @@ def test_a_judge_that_shares_weights_with_the_model_is_refused(judge, encoder, e
     (family,) = judge.families
     assert family == f"llama-2x32-{judge.network.config.vocab_size}"
     refused = rf"^{judge.name}.* may not judge this model: the weights of both come from {family}; .*$"
-    for one in (judge, CachedJudge(judge, tmp_path), JudgeLayer.of(judge)):
+    for one in (judge, JudgeLayer.of(judge)):
         with pytest.raises(ValueError, match=refused):
             check_unrelated(one, {family})
     with pytest.raises(ValueError, match=refused):
@@ -339,46 +334,13 @@ def test_a_judge_that_ranks_known_inputs_otherwise_is_refused():
         check_order("bad", rows | {REPEATED: Judged(1.5, 0.1, 3.0)})
 
 
-# ---------------------------------------------------------------- the cache
-
-
-def test_a_text_is_scored_once(folder, tmp_path):
-    judge, calls = LanguageModel.load(folder), []
-    judge.network.model.register_forward_hook(lambda *_: calls.append(1))
-    texts = [*PROGRAMS[:6], PROGRAMS[0]]
-    cached = CachedJudge(judge, tmp_path)
-    scores, features = cached.scores(texts), cached.features(texts)
-    num_calls = len(calls)
-    assert num_calls == 2
-    again = CachedJudge(judge, tmp_path)
-    assert again.scores(texts[::-1]) == scores[::-1]
-    assert all(map(torch.equal, again.features(texts), features))
-    assert len(calls) == num_calls
-    assert again.scores([*texts, "new"])[:-1] == scores
-    assert len(calls) == num_calls + 1
-    assert [score.nats for score in scores] == pytest.approx(
-        [score.nats for score in judge.scores(texts)], rel=1e-5
-    )
-    assert torch.allclose(features.last, judge.features(texts).last, atol=1e-4)
-
-
-def test_judges_of_the_same_name_have_separate_caches(judge, tmp_path):
-    (tmp_path / "other" / judge.name).mkdir(parents=True)
-    other = LanguageModel.load(save_language_model(tmp_path / "other" / judge.name, seed=1))
-    assert other.name == judge.name
-    cache = tmp_path / "cache"
-    assert CachedJudge(judge, cache).scores(PROGRAMS[:2]) != CachedJudge(other, cache).scores(PROGRAMS[:2])
-    assert replace(judge, context=9).fingerprint != judge.fingerprint == replace(judge).fingerprint
-
-
 # ---------------------------------------------------------------- what can be wrong
 
 
-def test_bad_input_is_refused_in_one_line(judge, encoder, tmp_path):
+def test_bad_input_is_refused_in_one_line(judge, encoder):
     for call, line in [
         (lambda: judge.scores([]), "no texts"),
         (lambda: judge.features([]), "no texts"),
-        (lambda: CachedJudge(judge, tmp_path).scores([]), "no texts"),
         (lambda: encoder.embed([]), "no texts"),
         (lambda: bert_scores(encoder, ["a"], []), "there are 0 texts and 1 references"),
         (lambda: bert_scores(encoder, [], []), "no texts"),

@@ -1,6 +1,5 @@
 """Judges and the evaluator: Gen-PPL, MAUVE and BERTScore, which need a model (Sec. 5). A judge is a folder."""
 
-from crocodil.judges.cache import CachedJudge
 from crocodil.judges.evaluator import (
     Embedder,
     Evaluator,
@@ -23,7 +22,6 @@ __all__ = [
     "DEFAULT_JUDGE",
     "PACKAGED",
     "SECOND_JUDGE",
-    "CachedJudge",
     "Embedder",
     "Evaluator",
     "Judge",

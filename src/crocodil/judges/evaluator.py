@@ -39,7 +39,7 @@ MAUVES = ("mauve", "mauve_pooled")  # by the last token's state, and by the mean
 
 @runtime_checkable
 class Judge(Protocol):
-    """A causal language model that scores texts: `LanguageModel`, or `CachedJudge` around it."""
+    """A causal language model that scores texts: `LanguageModel`."""
 
     @property
     def name(self) -> str: ...

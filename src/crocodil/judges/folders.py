@@ -10,7 +10,7 @@ import tempfile
 import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from hashlib import blake2b, file_digest
+from hashlib import file_digest
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from jaxtyping import Int
 from tokenizers import Tokenizer
-from torch import Tensor, nn
+from torch import Tensor
 
 from crocodil.checkpoints.hub import local_folder
 from crocodil.corpus.registry import fetch
@@ -26,7 +26,6 @@ from crocodil.judges.packaged import PACKAGED, Packaged, Part
 from crocodil.runtime.atomic import whole_directory
 
 CHECKSUMS_FILE = "SHA256SUMS"
-VALUES_PER_TENSOR = 256  # enough to tell two networks apart
 
 
 def judges_folder() -> Path:
@@ -226,15 +225,6 @@ def name_of(name_or_path: str | os.PathLike[str]) -> str:
     """Return the judge's name in results: the last part of a folder's path, or the name on the hub."""
     path = Path(name_or_path)
     return path.resolve().name if path.is_dir() else os.fspath(name_or_path)
-
-
-def fingerprint(network: nn.Module, tokenizer: Tokenizer) -> str:
-    """Return a hash that differs between judges with different weights, precision or tokenizer."""
-    digest = blake2b(tokenizer.to_str().encode(), digest_size=8)
-    for name, weight in network.state_dict().items():
-        values = weight.flatten()[:: max(1, weight.numel() // VALUES_PER_TENSOR)].float().cpu()
-        digest.update(f"{name} {tuple(weight.shape)} {weight.dtype}".encode() + values.numpy().tobytes())
-    return digest.hexdigest()
 
 
 def padded(rows: Sequence[Sequence[int]], *, fill: int, device: torch.device) -> Int[Tensor, "B N"]:

@@ -4,7 +4,6 @@ import math
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import tokenizers
@@ -12,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from crocodil.judges.folders import fingerprint, load_network, load_tokenizer, name_of, padded
+from crocodil.judges.folders import load_network, load_tokenizer, name_of, padded
 from crocodil.judges.lineage import families_of
 from crocodil.judges.packaged import DEFAULT_JUDGE
 from crocodil.metrics import TextFeatures
@@ -58,10 +57,6 @@ class LanguageModel:
             raise ValueError(f"the judge {name_or_path} has no start token: set bos_token_id in its config.json")
         context = min(getattr(config, "max_position_embeddings", LONGEST_WINDOW), LONGEST_WINDOW)
         return cls(name_of(name_or_path), network, load_tokenizer(name_or_path), start_id, context)
-
-    @cached_property
-    def fingerprint(self) -> str:
-        return f"{fingerprint(self.network, self.tokenizer)}-{self.start_id}-{self.context}"
 
     @property
     def families(self) -> tuple[str, ...]:
