@@ -805,6 +805,7 @@ def test_rows_of_other_default_settings_are_measured_again(pipe, corpus, evaluat
         return {name: compute(context) for name, compute in experiments.items()}
 
     first = computed()
+    assert {row["batch"] for row in first["batch-seconds"]} == {1, 16}
     assert computed() == first
     for changes in ({"crop": 8}, {"corrector": 0.5}):
         changed = computed(**changes)

@@ -158,18 +158,19 @@ def other_rules(results: Results, folder: Path) -> list[Block]:
 
 
 def speedup_by_batch(results: Results, folder: Path) -> list[Block]:
-    """Compare by the clock, in batches of each size that was timed."""
-    small = results.get("batch-seconds", ())
+    """Compare by the clock, in small batches and in the largest that was timed."""
+    small, large = results.get("batch-seconds", ()), results.get("seconds", ())
+    if not small or not large:
+        return []
     sizes, body = distinct(small, "batch"), []
-    largest = max((row["num_samples"] for row in results.get("seconds", ())), default=None)
     for rows, real in _with_base(results):
-        timed = [with_seconds(rows, select(small, batch=size)) for size in sizes] + [rows] * (largest is not None)
+        timed = [*(with_seconds(rows, select(small, batch=size)) for size in sizes), rows]
         by_size = [speedups(points, real, unit="seconds") for points in timed]
-        for method in _guided(by_size[0]) if by_size else ():
+        for method in _guided(by_size[0]):
             cells = (_with_milliseconds(by_method[method]) for by_method in by_size)
             body.append([str(real["length"]), display_name(method), *cells])
-    heads = [f"batches of {size}" for size in [*sizes, *([] if largest is None else [largest])]]
-    return [Table(["tokens", "method", *heads], body)] if sizes and body else []
+    heads = [f"batches of {size}" for size in [*sizes, max(row["num_samples"] for row in large)]]
+    return [Table(["tokens", "method", *heads], body)] if body else []
 
 
 def _with_milliseconds(speedup: SpeedUp | None) -> str:
